@@ -23,7 +23,7 @@ constexpr int64_t kMostEdges = std::numeric_limits<int64_t>::max() / 8;  // byte
 
 // What is drawn along one edge type, and where it goes.
 struct Draw {
-  const int64_t *begin, *node, *place;  // indptr, and of each node where its edges begin
+  const int64_t *begin, *node, *seed, *place;  // indptr, and of each node where its edges begin
   IntColumn source, id;
   int64_t num_rows, num_positions, num_nodes, count, total, num_neighbors;
   uint64_t key;
@@ -42,7 +42,8 @@ void draw_along(const Draw& draw, bool replace, Picker& picker, int64_t* row, in
     check(place[i] >= 0 && place[i + 1] >= place[i] && place[i + 1] <= draw.total &&
               place[i + 1] - place[i] == Picker::most(all.size(), draw.num_neighbors, replace),
           "offset does not fit the degrees");
-    const uint64_t own = fold(draw.key, static_cast<uint64_t>(v));
+    uint64_t own = fold(draw.key, static_cast<uint64_t>(v));
+    if (draw.seed) own = fold(own, static_cast<uint64_t>(draw.seed[i]));
     picker.uniform(own, all, draw.num_neighbors, replace, edge + place[i]);
     std::fill(row + place[i], row + place[i + 1], i);
   }
@@ -55,12 +56,14 @@ void draw_along(const Draw& draw, bool replace, Picker& picker, int64_t* row, in
 }
 
 std::tuple<Tensor, Tensor, Tensor> draw_neighbors(Tensors indptr, Tensors indices, Tensors edge_id,
-                                                  Tensors node, Tensors offset, Integers num_edges,
-                                                  Integers num_nodes, Integers key,
-                                                  Integers num_neighbors, bool replace) {
+                                                  Tensors node, Tensors seed, Tensors offset,
+                                                  Integers num_edges, Integers num_nodes,
+                                                  Integers key, Integers num_neighbors,
+                                                  bool replace) {
   const size_t types = indptr.size();
-  for (const size_t given : {indices.size(), edge_id.size(), node.size(), offset.size(),
-                             num_edges.size(), num_nodes.size(), key.size(), num_neighbors.size()})
+  for (const size_t given :
+       {indices.size(), edge_id.size(), node.size(), seed.size(), offset.size(), num_edges.size(),
+        num_nodes.size(), key.size(), num_neighbors.size()})
     check(given == types, "lists must have an entry for each edge type");
   int64_t total = 0;
   for (const int64_t count : num_edges) {
@@ -83,6 +86,7 @@ std::tuple<Tensor, Tensor, Tensor> draw_neighbors(Tensors indptr, Tensors indice
     }
     const Draw draw{int64_data(indptr[t], indptr[t].numel(), "indptr"),
                     int64_data(node[t], count, "node"),
+                    optional_int64_data(seed[t], count, "seed"),
                     int64_data(offset[t], count + 1, "offset"),
                     int_column(indices[t], "indices"),
                     id,
@@ -105,7 +109,8 @@ std::tuple<Tensor, Tensor, Tensor> draw_neighbors(Tensors indptr, Tensors indice
 STABLE_TORCH_LIBRARY_FRAGMENT(pyg_scale, m) {
   m.def(
       "draw_neighbors(Tensor[] indptr, Tensor[] indices, Tensor[] edge_id, Tensor[] node, "
-      "Tensor[] offset, int[] num_edges, int[] num_nodes, int[] key, int[] num_neighbors, "
+      "Tensor[] seed, Tensor[] offset, int[] num_edges, int[] num_nodes, int[] key, int[] "
+      "num_neighbors, "
       "bool replace) -> (Tensor row, Tensor neighbor, Tensor edge)");
 }
 

@@ -74,7 +74,10 @@ PYG_SCALE_DEVICE void draw_neighbors_kernel(const DrawNeighbors& args, int) {
   const int64_t k = takes_all ? d : wanted;
   stop_unless(of.offset[i] >= 0 && of.offset[i] + k <= of.num_edges);
   const int64_t place = of.begin + of.offset[i];
-  const uint64_t key = fold(of.key, static_cast<uint64_t>(node));
+  uint64_t key = fold(of.key, static_cast<uint64_t>(node));
+#if !defined(PYG_SCALE_FAULT_SAME_FOR_ALL_SEEDS)
+  if (of.seed) key = fold(key, static_cast<uint64_t>(of.seed[i]));
+#endif
   int64_t* edge = args.edge + place;
   const bool scans = !takes_all && !args.replace;
   if (scans) floyd(warp, key, d, k, edge);

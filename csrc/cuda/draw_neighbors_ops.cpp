@@ -17,13 +17,15 @@ using Integers = std::vector<int64_t>;
 constexpr int64_t kMostEdges = std::numeric_limits<int64_t>::max() / 8;  // bytes can be counted
 
 std::tuple<Tensor, Tensor, Tensor> draw_neighbors(Tensors indptr, Tensors indices, Tensors edge_id,
-                                                  Tensors node, Tensors offset, Integers num_edges,
-                                                  Integers num_nodes, Integers key,
-                                                  Integers num_neighbors, bool replace) {
+                                                  Tensors node, Tensors seed, Tensors offset,
+                                                  Integers num_edges, Integers num_nodes,
+                                                  Integers key, Integers num_neighbors,
+                                                  bool replace) {
   const size_t types = indptr.size();
   check(types > 0, "there is no edge type");
-  for (const size_t given : {indices.size(), edge_id.size(), node.size(), offset.size(),
-                             num_edges.size(), num_nodes.size(), key.size(), num_neighbors.size()})
+  for (const size_t given :
+       {indices.size(), edge_id.size(), node.size(), seed.size(), offset.size(), num_edges.size(),
+        num_nodes.size(), key.size(), num_neighbors.size()})
     check(given == types, "lists must have an entry for each edge type");
   const OnDevice device(indptr[0]);
   Tensors kept;  // until the kernels are launched
@@ -45,8 +47,10 @@ std::tuple<Tensor, Tensor, Tensor> draw_neighbors(Tensors indptr, Tensors indice
     const int64_t positions = indices[t].numel();
     Column ids{nullptr, false};
     if (edge_id[t].numel()) ids = column(edge_id[t], positions, "edge_id");
+    const int64_t* seeds = nullptr;
+    if (seed[t].numel()) seeds = longs(seed[t], count, "seed");
     of.push_back({longs(indptr[t], pointers, "indptr"), column(indices[t], -1, "indices"), ids,
-                  positions, pointers - 1, num_nodes[t], longs(node[t], count, "node"),
+                  positions, pointers - 1, num_nodes[t], longs(node[t], count, "node"), seeds,
                   longs(offset[t], count + 1, "offset"), count, num_edges[t], num_neighbors[t],
                   total, static_cast<uint64_t>(key[t])});
     total += num_edges[t];

@@ -28,6 +28,7 @@ struct DrawnType {
   int64_t num_positions;        // of indices
   int64_t num_rows, num_nodes;  // neighbours are less than num_nodes
   const int64_t* node;          // [count]
+  const int64_t* seed;          // [count], which keys depend on, too; or null
   const int64_t* offset;        // [count + 1], where the edges of each node begin
   int64_t count, num_edges, num_neighbors;
   int64_t begin;  // where the edges of the type begin among those of all types
@@ -45,12 +46,24 @@ struct DrawNeighbors {
 };
 static_assert(sizeof(DrawNeighbors) <= 4000);
 
+// first_places: see pyg_scale/ops/first_places.py.
+struct FirstPlaces {
+  const int64_t* key;  // [count]
+  int64_t count;
+  int64_t slots;    // a power of two, at least twice as many
+  uint64_t* held;   // [slots], the number that has the slot
+  uint32_t* least;  // [slots], its first place
+  int64_t* out;     // [count]
+};
+
 }  // namespace pyg_scale::cuda
 
 #if !defined(__CUDACC__)  // of the host
 extern "C" {
 int pyg_scale_cuda_draw_neighbors(const pyg_scale::cuda::DrawNeighbors* args,
                                   pyg_scale::cuda::Stream stream);
+int pyg_scale_cuda_first_places(const pyg_scale::cuda::FirstPlaces* args,
+                                pyg_scale::cuda::Stream stream);
 int pyg_scale_cuda_gather_cached(const pyg_scale::cuda::GatherCached* args,
                                  pyg_scale::cuda::Stream stream);
 // Memory of the host that a device reads. map_host locks and maps it. unmap_host gives it back,

@@ -33,6 +33,18 @@ extern "C" int pyg_scale_cuda_draw_neighbors(const DrawNeighbors* args, Stream s
   return warps ? run(stream, "draw_neighbors", "draw_neighbors", grid_of(warps, kWarp), *args) : 0;
 }
 
+extern "C" int pyg_scale_cuda_first_places(const FirstPlaces* args, Stream stream) {
+  if (args->count == 0) return 0;
+  int result = 0;
+  const auto next = [&](const char* kernel, int64_t threads) {
+    if (!result) result = run(stream, "first_places", kernel, grid_of(threads, 1), *args);
+  };
+  next("first_places_clear", args->slots);
+  next("first_places_find", args->count);
+  next("first_places_read", args->count);
+  return result;
+}
+
 extern "C" int pyg_scale_cuda_gather_cached(const GatherCached* args, Stream stream) {
   if (args->count == 0 || args->row_bytes == 0) return 0;
   int64_t bytes = kLoadBytes;

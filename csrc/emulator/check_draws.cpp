@@ -25,8 +25,9 @@ std::unique_ptr<T[]> exactly(const std::vector<T>& from) {
   return made;
 }
 
-// `beyond`: a neighbour that is no node, and a node that has no in-edges.
-void check(int64_t k, bool replace, bool beyond) {
+// `beyond`: a neighbour that is no node, and a node that has no in-edges. `by_seed`: draws depend
+// on seeds, too.
+void check(int64_t k, bool replace, bool beyond, bool by_seed = false) {
   const std::vector<int64_t> degrees{0, 1, 5, 6, 7, 64, 65, 300, 0};
   std::vector<int64_t> indptr{0};
   for (const int64_t d : degrees) indptr.push_back(indptr.back() + d);
@@ -35,6 +36,8 @@ void check(int64_t k, bool replace, bool beyond) {
   for (int64_t e = 0; e < edges; ++e) indices[static_cast<size_t>(e)] = e * 7 % 50;
   std::vector<int64_t> node;
   for (int64_t i = 0; i < 30; ++i) node.push_back(i * 4 % 9);
+  std::vector<int64_t> seed;
+  for (int64_t i = 0; i < 30; ++i) seed.push_back(i % 4);
   std::vector<int64_t> offset{0}, wanted, wanted_row;
   pyg_scale::Picker picker;
   for (size_t i = 0; i < node.size(); ++i) {
@@ -43,12 +46,15 @@ void check(int64_t k, bool replace, bool beyond) {
     const int64_t most = pyg_scale::Picker::most(all.size(), k, replace);
     const size_t before = wanted.size();
     wanted.resize(before + static_cast<size_t>(most));
-    picker.uniform(pyg_scale::fold(99, v), all, k, replace, wanted.data() + before);
+    uint64_t key = pyg_scale::fold(99, v);
+    if (by_seed) key = pyg_scale::fold(key, static_cast<uint64_t>(seed[i]));
+    picker.uniform(key, all, k, replace, wanted.data() + before);
     wanted_row.insert(wanted_row.end(), static_cast<size_t>(most), static_cast<int64_t>(i));
     offset.push_back(offset.back() + most);
   }
   if (beyond) node.back() = 1000;
   const auto begins = exactly(indptr), sources = exactly(indices), nodes = exactly(node);
+  const auto seeds = exactly(seed);
   const auto places = exactly(offset);
   const auto total = static_cast<int64_t>(wanted.size());
   const std::vector<int64_t> nothing(static_cast<size_t>(kTimes * total), -1);
@@ -64,6 +70,7 @@ void check(int64_t k, bool replace, bool beyond) {
                         static_cast<int64_t>(degrees.size()),
                         50,
                         nodes.get(),
+                        by_seed ? seeds.get() : nullptr,
                         places.get(),
                         static_cast<int64_t>(node.size()),
                         total,
@@ -120,6 +127,7 @@ int main() {
   for (const int64_t k : {-1, 0, 1, 2, 6, 7, 64, 65, 100}) {
     check(k, false, false);
     if (k >= 0) check(k, true, false);
+    check(k, k % 2, false, true);
   }
   check(5, false, true);
   std::printf("%d failures\n", failures);

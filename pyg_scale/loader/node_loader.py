@@ -183,7 +183,7 @@ class NodeLoader(SampledLoader, torch_geometric.loader.NodeLoader):
             somebody looks at it. Layers of :mod:`pyg_scale.nn` that get ``(x, x[:n])`` then add up
             rows straight from there; see ``docs/convs.md``.
         device_memory: Bytes of the device for that, such as ``"4GB"``; ``None``: half of what is
-            free.
+            free, together with all other loaders and stores that were given no size.
         kwargs: Arguments of :class:`torch.utils.data.DataLoader`.
 
     Raises:

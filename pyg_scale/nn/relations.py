@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_scale.ops.adjacency import Adjacency, from_edge_index, rows_of
+from pyg_scale.ops.adjacency import Adjacency, from_edge_index, rows_of, sorted_by_key
 
 
 class Relations(NamedTuple):
@@ -34,7 +34,8 @@ def group_relations(graph: Adjacency, edge_type: Tensor, num_relations: int) -> 
         num_relations: Number of relations.
     """
     relation = edge_type if graph.edge_id is None else edge_type[graph.edge_id.to(torch.int64)]
-    order = torch.argsort(relation, stable=True)  # positions are already grouped by destination
+    # Positions are already grouped by destination.
+    order = sorted_by_key(relation, num_relations)[1]
     relation = relation[order]
     dst = rows_of(graph.indptr, graph.num_edges)[order]
     new = torch.ones_like(dst, dtype=torch.bool)
@@ -43,9 +44,7 @@ def group_relations(graph: Adjacency, edge_type: Tensor, num_relations: int) -> 
     indptr = torch.cat([first, first.new_tensor([dst.numel()])])
     rows = Adjacency.of_checked(indptr, graph.indices[order], graph.num_src)
     dst_of_row = dst[first]
-    by_dst = torch.argsort(dst_of_row, stable=True)
-    count = torch.bincount(dst_of_row, minlength=graph.num_dst)
-    pointers = torch.cat([count.new_zeros(1), count.cumsum(0)])
+    pointers, by_dst = sorted_by_key(dst_of_row, graph.num_dst)
     row_counts = torch.bincount(relation[first], minlength=num_relations).tolist()
     return Relations(
         rows, row_counts, Adjacency.of_checked(pointers, by_dst, first.numel()), relation

@@ -160,7 +160,7 @@ def transpose_plain(indptr: Tensor, indices: Tensor, num_src: int) -> Transpose:
     """The plain-torch meaning of :func:`transpose`."""
     # On CUDA, a radix sort of short keys takes half the passes and needs no atomics.
     key_type = torch.int32 if num_src < _INT32_MAX else torch.int64
-    pointers, order = _sorted(indices.to(key_type), num_src)
+    pointers, order = sorted_by_key(indices.to(key_type), num_src)
     row = rows_of(indptr, indices.numel())
     narrow = torch.int32 if indices.numel() <= _INT32_MAX else torch.int64
     return Transpose(pointers, row[order].to(indices.dtype), order.to(narrow))
@@ -380,12 +380,14 @@ def grouped_plain(
 
 def _sorted_in_a_trace(edge_index: Tensor, num_src: int, num_dst: int) -> Adjacency:
     """Make the adjacency with torch's own operations, whatever the values of the tensor."""
-    pointers, order = _sorted(edge_index[1], num_dst)
+    pointers, order = sorted_by_key(edge_index[1], num_dst)
     return Adjacency(pointers, edge_index[0][order], num_src, order)
 
 
-def _sorted(keys: Tensor, num_keys: int) -> tuple[Tensor, Tensor]:
+def sorted_by_key(keys: Tensor, num_keys: int) -> tuple[Tensor, Tensor]:
     """Sort keys stably with torch: the pointers of every key, and the order of the positions.
+
+    Any number of them: on CUDA ``torch.sort`` takes less than ``2**31``.
 
     Args:
         keys: ``int64`` or ``int32`` ``[size]``, from 0 to ``num_keys - 1``.
@@ -399,7 +401,7 @@ def _sorted(keys: Tensor, num_keys: int) -> tuple[Tensor, Tensor]:
         ascending, order = torch.sort(keys, stable=True)
         return torch.searchsorted(ascending, steps), order
     pieces = keys.split(_SORTABLE)
-    found = [_sorted(piece, num_keys) for piece in pieces]
+    found = [sorted_by_key(piece, num_keys) for piece in pieces]
     pointers = torch.stack([of_piece for of_piece, _ in found]).sum(0)
     order = torch.empty(keys.numel(), dtype=torch.int64, device=keys.device)
     begin, first = pointers[:-1].clone(), 0

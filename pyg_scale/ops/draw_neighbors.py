@@ -74,6 +74,8 @@ class Wanted(NamedTuple):
         num_neighbors: Number of draws for each node, -1 for all in-edges.
         counted: The numbers of in-edges that nodes get, by :func:`counts_of` and
             :func:`offsets_of`.
+        seed: ``int64`` ``[n]``, what the draws of a node depend on beside the node; ``None`` if on
+            nothing.
     """
 
     indptr: Tensor
@@ -84,6 +86,7 @@ class Wanted(NamedTuple):
     key: int
     num_neighbors: int
     counted: Counted
+    seed: Tensor | None = None
 
 
 def draw_neighbors(
@@ -96,6 +99,7 @@ def draw_neighbors(
     num_neighbors: int,
     *,
     replace: bool = False,
+    seed: Tensor | None = None,
 ) -> Drawn:
     """Draw in-edges of nodes. Waits for the device once, to learn their number.
 
@@ -108,6 +112,7 @@ def draw_neighbors(
         key: See there.
         num_neighbors: See there.
         replace: If True, draw with replacement.
+        seed: See :class:`Wanted`.
 
     Raises:
         KernelsError: If there are no kernels and ``PYG_SCALE_KERNELS=require``.
@@ -116,7 +121,7 @@ def draw_neighbors(
     offset = offsets_of(counts)
     counted = Counted(counts, offset, int(offset[-1]))
     given = indptr, indices, edge_id, node, num_nodes, key, num_neighbors, counted
-    return draw_along_types([Wanted(*given)], replace)[0]
+    return draw_along_types([Wanted(*given, seed)], replace)[0]
 
 
 def draw_along_types(wanted: Sequence[Wanted], replace: bool) -> list[Drawn]:
@@ -134,13 +139,14 @@ def draw_along_types(wanted: Sequence[Wanted], replace: bool) -> list[Drawn]:
     here = wanted[0].node
     if not (library.compiled() if here.device.type == "cpu" else fused.usable(here)):
         return [_draw(each, replace) for each in wanted]
-    none = here.new_empty(0)
+    none = here.new_empty(0)  # in the place of what is not there
     totals = [each.counted.total for each in wanted]
     drawn = torch.ops.pyg_scale.draw_neighbors(
         [each.indptr for each in wanted],
         [each.indices for each in wanted],
         [none if each.edge_id is None else each.edge_id for each in wanted],
         [each.node for each in wanted],
+        [none if each.seed is None else each.seed for each in wanted],
         [each.counted.offset for each in wanted],
         totals,
         [each.num_nodes for each in wanted],
@@ -153,30 +159,25 @@ def draw_along_types(wanted: Sequence[Wanted], replace: bool) -> list[Drawn]:
 
 
 def _draw(wanted: Wanted, replace: bool) -> Drawn:
-    indptr, indices, edge_id, node, _, key, k, (counts, offset, total) = wanted
+    node, edge_id, (counts, offset, total) = wanted.node, wanted.edge_id, wanted.counted
     row = torch.repeat_interleave(
         torch.arange(node.numel(), device=node.device), counts, output_size=total
     )
-    position = _positions(indptr, node, row, offset, key, k, replace)
+    position = _positions(wanted, row, offset, replace)
     edge = position if edge_id is None else edge_id[position].to(torch.int64)
-    return Drawn(counts, row, indices[position].to(torch.int64), edge)
+    return Drawn(counts, row, wanted.indices[position].to(torch.int64), edge)
 
 
-def _positions(
-    indptr: Tensor,
-    node: Tensor,
-    row: Tensor,
-    offset: Tensor,
-    key: int,
-    k: int,
-    replace: bool,
-) -> Tensor:
+def _positions(wanted: Wanted, row: Tensor, offset: Tensor, replace: bool) -> Tensor:
     """The positions of the in-edges, ``int64`` ``[m]``."""
+    indptr, node, k = wanted.indptr, wanted.node, wanted.num_neighbors
     degree = indptr[node + 1] - indptr[node]
     place = torch.arange(row.numel(), device=row.device) - offset[row]  # within its node
     if k < 0:
         return indptr[node][row] + place
-    own = keys.fold_tensor(key, node)
+    own = keys.fold_tensor(wanted.key, node)
+    if wanted.seed is not None:
+        own = keys.fold_tensor(own, wanted.seed)
     if replace:
         drawn = keys.bounded(own[row], place, degree[row].clamp(min=1))
         return indptr[node][row] + drawn

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from pyg_scale.ops.draw_neighbors import (
 )
 from pyg_scale.sampler.base import NeighborSampler, Sample
 from pyg_scale.sampler.device_graph import DeviceGraph
+from pyg_scale.sampler.device_nodes import DeviceNodes, Met, NodesByHash, NodesInTable, joined
 from pyg_scale.store.device.target import device_of, send
 
 
@@ -28,9 +29,9 @@ class CudaSampler(NeighborSampler):
     """Samples neighbours uniformly on a device, with or without replacement.
 
     Returns the bits of the other built-in samplers, as tensors on the device. The graph is copied
-    there when the sampler is bound, with 4 bytes for each node. Batches are sampled one at a time:
-    a second thread waits. Each hop waits for the device once, for how many nodes are new and how
-    many edges they get.
+    there when the sampler is bound, with 4 bytes for each node unless batches are disjoint. Batches
+    are sampled one at a time: a second thread waits. Each hop waits for the device once, for how
+    many nodes are new and how many edges they get.
 
     Args:
         args: See :class:`NeighborSampler`, as for ``kwargs``.
@@ -42,9 +43,9 @@ class CudaSampler(NeighborSampler):
         DeviceError: If the device is not there; says what is missing.
     """
 
-    supports: ClassVar[frozenset[str]] = frozenset({"hetero", "replace"})
-
-    draws_by_node: ClassVar[bool] = True  # it knows no disjoint ones
+    supports: ClassVar[frozenset[str]] = frozenset(
+        {"hetero", "replace", "disjoint", "backward", "fixed", "links"}
+    )
 
     def __init__(self, *args: Any, device: Any = "cuda", **kwargs: Any) -> None:
         self.device = device_of(device)
@@ -53,10 +54,18 @@ class CudaSampler(NeighborSampler):
         self._done: Any = None
         super().__init__(*args, **kwargs)
 
+    @property
+    def draws_by_node(self) -> bool:
+        """See :class:`.DrawsByNode`; if disjoint, seeds count, too."""
+        return not self.disjoint or not self.redraw
+
     def _attach(self, data: Any) -> None:
         super()._attach(data)
         self._turn = threading.Lock()
-        self._graph = DeviceGraph(self._bound(), self.device)
+        self._graph = self._there()
+
+    def _there(self) -> DeviceGraph:
+        return DeviceGraph(self._bound(), self.device, rows=not self.disjoint)
 
     @classmethod
     def like(cls, sampler: NeighborSampler, device: Any = "cuda") -> CudaSampler:
@@ -75,12 +84,13 @@ class CudaSampler(NeighborSampler):
             sampler.time_attr,
             sampler.weight_attr,
             sample_direction=sampler.sample_direction,
+            redraw=sampler.redraw,
             device=device,
         )
         made.topology = sampler.topology
         made._check_reach(made._bound())
         made._check_supported()
-        made._graph = DeviceGraph(made._bound(), made.device)
+        made._graph = made._there()
         return made
 
     @property
@@ -101,12 +111,12 @@ class CudaSampler(NeighborSampler):
         """
         with self._turn:
             if self._graph is None:  # in another process
-                self._graph = DeviceGraph(self._bound(), self.device)
+                self._graph = self._there()
             graph, topology = self._graph, self._bound()
             if self._done is not None:  # the batch before, on another stream, uses the same memory
                 torch.cuda.current_stream(self.device).wait_event(self._done)
             try:
-                batch = _Batch(topology, graph, seed, self.replace)
+                batch = _Batch(topology, graph, seed, self)
                 hops = self.hops()
                 depth = max(map(len, hops.values()), default=0)
                 for hop in range(depth):
@@ -125,7 +135,7 @@ class CudaSampler(NeighborSampler):
             if self.device.type == "cuda":
                 self._done = torch.cuda.Event()
                 self._done.record(torch.cuda.current_stream(self.device))
-        return out
+        return self._finish(out)
 
     def _draw(self, graph: DeviceGraph, batch: _Batch, hop: int, key: int) -> None:
         hops = self.hops()
@@ -160,14 +170,24 @@ class _Batch:
         topology: Topology,
         graph: DeviceGraph,
         seed: Mapping[NodeType, Tensor],
-        replace: bool,
+        sampler: NeighborSampler,
     ) -> None:
-        self._topology, self._graph, self._replace = topology, graph, replace
+        self._topology, self._graph, self._replace = topology, graph, sampler.replace
+        self._draws_by_seed = sampler.disjoint and sampler.redraw
         none = torch.empty(0, dtype=torch.int64)
         self._seed = {t: seed.get(t, none).to(torch.int64) for t in topology.node_types}
-        self._nodes = {
-            t: _Nodes(graph.row_of[t], send(given, graph.device)) for t, given in self._seed.items()
-        }
+        self._nodes: dict[NodeType, DeviceNodes] = {}
+        num_seeds = sum(node.numel() for node in self._seed.values())
+        position = 0
+        for node_type, given in self._seed.items():
+            node, size = send(given, graph.device), topology.num_nodes[node_type]
+            end = position + given.numel()
+            if not sampler.disjoint and graph.row_of:
+                self._nodes[node_type] = NodesInTable(node, graph.row_of[node_type])
+            else:
+                of = torch.arange(position, end, device=graph.device) if sampler.disjoint else None
+                self._nodes[node_type] = NodesByHash(node, of, size, num_seeds)
+            position = end
         self._edges: dict[EdgeType, list[tuple[Drawn, Tensor, Tensor]]] = {
             edge_type: [] for edge_type in topology.edge_types
         }
@@ -199,7 +219,8 @@ class _Batch:
         topology, wanted = self._topology, {}
         for edge_type, own in key.items():
             counted = self._counted.get(edge_type)
-            frontier = self._nodes[topology.expanded_type(edge_type)].frontier
+            nodes = self._nodes[topology.expanded_type(edge_type)]
+            frontier = nodes.frontier
             if counted is None or counted.total == 0:
                 none = frontier.new_empty(0)
                 counts = none if counted is None else counted.counts
@@ -207,7 +228,8 @@ class _Batch:
                 continue
             size = topology.num_nodes[topology.neighbor_type(edge_type)]
             k = num_neighbors[edge_type]
-            wanted[edge_type] = Wanted(*csc[edge_type], frontier, size, own, k, counted)
+            by_seed = nodes.frontier_seed if self._draws_by_seed else None
+            wanted[edge_type] = Wanted(*csc[edge_type], frontier, size, own, k, counted, by_seed)
         self._drawn |= dict(zip(wanted, draw_along_types([*wanted.values()], self._replace)))
 
     def end_hop(self, wanted: Mapping[EdgeType, int] | None) -> None:
@@ -221,13 +243,14 @@ class _Batch:
                 hop.
         """
         topology = self._topology
-        met: dict[NodeType, _Met] = {}
+        met: dict[NodeType, Met] = {}
         for node_type, nodes in self._nodes.items():
             types = [t for t in self._drawn if topology.neighbor_type(t) == node_type]
             sizes = [self._drawn[t].row.numel() for t in types]
             rows: list[Tensor] = [self._drawn[t].neighbor for t in types]
             if sum(sizes):
-                met[node_type] = nodes.meet(torch.cat([row for row in rows if row.numel()]))
+                node = joined(rows[0], rows)
+                met[node_type] = nodes.meet(node, self._seeds_of(types))
                 rows = list(met[node_type].row.split(sizes))
             for edge_type, row in zip(types, rows, strict=True):
                 col = self._drawn[edge_type].row
@@ -247,22 +270,41 @@ class _Batch:
         self._counted = {}
         numbers = iter(torch.stack(found).tolist() if found else [])  # waits
         for node_type, nodes in self._nodes.items():
-            none = nodes.frontier.new_empty(0)
-            nodes.add(met[node_type].new[: next(numbers)] if node_type in met else none)
+            size = next(numbers) if node_type in met else 0
+            there = met.get(node_type)
+            if there is None:
+                none = nodes.frontier.new_empty(0)
+                nodes.add(none, none)
+            else:
+                nodes.add(there.new[:size], _first(there.new_seed, size))
         for edge_type, (given, offset) in counts.items():
             size = self._nodes[topology.expanded_type(edge_type)].frontier.numel()
             self._counted[edge_type] = Counted(given[:size], offset[: size + 1], next(numbers))
         self._drawn = {}
 
+    def _seeds_of(self, edge_types: Sequence[EdgeType]) -> Tensor | None:
+        """The positions of the seeds of all edges that were drawn along some types."""
+        found = []
+        for edge_type in edge_types:
+            of = self._nodes[self._topology.expanded_type(edge_type)].frontier_seed
+            row = self._drawn[edge_type].row
+            if of is None:
+                return None
+            found.append(of[row] if row.numel() else row)
+        return joined(found[0], found)
+
     def sample(self) -> Sample:
         """The result in the dtypes that the contract asks for."""
         dtype = self._topology.index_dtype
         nodes = {t: nodes.all() for t, nodes in self._nodes.items()}
+        of = {t: each.all_seeds() for t, each in self._nodes.items()}
+        seeds = {t: each for t, each in of.items() if each is not None}
         out = Sample(
             node={t: node.to(dtype) for t, node in nodes.items()},
             row={},
             col={},
             edge={},
+            batch=seeds or None,
             num_sampled_nodes={t: nodes.per_hop for t, nodes in self._nodes.items()},
             num_sampled_edges={},
             colptr={},
@@ -270,20 +312,16 @@ class _Batch:
         assert out.num_sampled_edges is not None and out.colptr is not None
         for edge_type, hops in self._edges.items():
             none = nodes[self._topology.expanded_type(edge_type)].new_empty(0)
-            out.row[edge_type] = _joined(none, [row for _, row, _ in hops]).to(dtype)
-            out.col[edge_type] = _joined(none, [col for _, _, col in hops]).to(dtype)
-            out.edge[edge_type] = _joined(none, [drawn.edge for drawn, _, _ in hops])
+            out.row[edge_type] = joined(none, [row for _, row, _ in hops]).to(dtype)
+            out.col[edge_type] = joined(none, [col for _, _, col in hops]).to(dtype)
+            out.edge[edge_type] = joined(none, [drawn.edge for drawn, _, _ in hops])
             out.num_sampled_edges[edge_type] = [row.numel() for _, row, _ in hops]
-            out.colptr[edge_type] = offsets_of(
-                _joined(none, [drawn.counts for drawn, _, _ in hops])
-            )
+            out.colptr[edge_type] = offsets_of(joined(none, [drawn.counts for drawn, _, _ in hops]))
         return out
 
 
-def _joined(none: Tensor, parts: list[Tensor]) -> Tensor:
-    """Tensors one after the other; those without entries cost nothing."""
-    parts = [part for part in parts if part.numel()] or [none]
-    return torch.cat(parts) if len(parts) > 1 else parts[0]
+def _first(tensor: Tensor | None, size: int) -> Tensor | None:
+    return None if tensor is None else tensor[:size]
 
 
 def _edges_of_seeds(
@@ -299,77 +337,3 @@ def _edges_of_seeds(
         node = seed[topology.expanded_type(edge_type)].to(indptr.device)
         found[edge_type] = int(counts_of(indptr, node, k, replace).sum())
     return found
-
-
-class _Met(NamedTuple):
-    """The nodes that the edges of a hop lead to, and their rows."""
-
-    row: Tensor
-    """Of each of them, ``int64`` ``[m]``."""
-    new: Tensor
-    """Those that had none, ``int64`` ``[m]``, of which the first ``size`` are meant."""
-    is_new: Tensor
-    """True where an entry of ``new`` is meant, ``bool`` ``[m]``."""
-    size: Tensor
-    """Number of these, ``int64``."""
-
-
-class _Nodes:
-    """The nodes of one type in the batch.
-
-    The row of a node is the least of the numbers that were proposed for it: those of the batch
-    before it, or the places of the edges that lead to it, counted on from there. A minimum does
-    not depend on the order in which it is taken, so the rows are those of a loop over the edges.
-    """
-
-    def __init__(self, row_of: Tensor, seed: Tensor) -> None:
-        self._row_of = row_of
-        self._parts = [seed]
-        self.size = seed.numel()
-        self.per_hop = [self.size]
-        if self.size:
-            self._propose(seed, 0)
-
-    @property
-    def frontier(self) -> Tensor:
-        """The ids of those that the hop before added, ``int64``."""
-        return self._parts[-1]
-
-    @property
-    def begin(self) -> int:
-        """The row of the first of these."""
-        return self.size - self.per_hop[-1]
-
-    def all(self) -> Tensor:
-        """Their ids ``int64`` ``[size]``."""
-        return _joined(self._parts[0], self._parts)
-
-    def meet(self, node: Tensor) -> _Met:
-        """Give every node that has no row the next one; nobody waits for how many there are."""
-        count, nobody = node.numel(), self._row_of.numel() - 1
-        place = self._propose(node, self.size)
-        is_first = self._row_of[node] == place
-        rank = is_first.cumsum(0)
-        row = (rank + (self.size - 1)).to(torch.int32)
-        self._row_of.scatter_(0, torch.where(is_first, node, nobody), row)
-        new = node.new_zeros(count + 1)
-        new.scatter_(0, torch.where(is_first, rank - 1, count), node)
-        rows = self._row_of[node].to(torch.int64)
-        return _Met(rows, new[:count], place < rank[-1] + self.size, rank[-1])
-
-    def add(self, node: Tensor) -> None:
-        """Append the new ones."""
-        self._parts.append(node)
-        self.size += node.numel()
-        self.per_hop.append(node.numel())
-
-    def _propose(self, node: Tensor, begin: int) -> Tensor:
-        end = begin + node.numel()
-        if end >= 2**31 - 1:
-            raise ValueError(
-                f"the batch has {end} nodes and edges of a hop, more than 2**31: use smaller "
-                "batches or fewer neighbours"
-            )
-        place = torch.arange(begin, end, dtype=torch.int32, device=node.device)
-        self._row_of.scatter_reduce_(0, node, place, "amin")
-        return place

@@ -20,15 +20,16 @@ class DeviceGraph:
     Args:
         topology: All of it must be in this process.
         device: The device.
+        rows: If True, there is a row for each node.
 
     Attributes:
         csc: ``indptr``, ``indices`` and ``edge_id`` of each edge type, contiguous.
-        row_of: Of each node type ``int32`` ``[num_nodes + 1]``, the same large number for every
-            node that is not in the batch at hand. The last entry is of no node: what is written
-            there is not read.
+        row_of: With ``rows``, of each node type ``int32`` ``[num_nodes + 1]``, the same large
+            number for every node that is not in the batch. The last entry is of no node: what is
+            written there is not read.
     """
 
-    def __init__(self, topology: Topology, device: torch.device) -> None:
+    def __init__(self, topology: Topology, device: torch.device, *, rows: bool = True) -> None:
         self.device = device
         self.csc: dict[EdgeType, tuple[Tensor, Tensor, Tensor | None]] = {}
         for edge_type in topology.edge_types:
@@ -42,6 +43,7 @@ class DeviceGraph:
         self.row_of: dict[NodeType, Tensor] = {
             node_type: torch.full((count + 1,), _NONE, dtype=torch.int32, device=device)
             for node_type, count in topology.num_nodes.items()
+            if rows
         }
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # any stream may read from now on
@@ -54,15 +56,14 @@ class DeviceGraph:
 
     def forget(self, node: Mapping[NodeType, Tensor]) -> None:
         """The nodes of the batch are in no batch any more."""
-        for node_type, ids in node.items():
-            if ids.numel() == 0:
-                continue
-            self.row_of[node_type][ids.to(torch.int64)] = _NONE
+        for node_type, row_of in self.row_of.items():
+            if node[node_type].numel():
+                row_of[node[node_type].to(torch.int64)] = _NONE
 
 
-def graph_bytes(topology: Topology) -> int:
+def graph_bytes(topology: Topology, *, rows: bool = True) -> int:
     """The bytes that :class:`DeviceGraph` takes on a device."""
-    size = sum(allotted(4 * count + 4) for count in topology.num_nodes.values())
+    size = sum(allotted(4 * count + 4) for count in topology.num_nodes.values() if rows)
     return size + sum(_csc_bytes(csc) for csc in topology.csc.values())
 
 

@@ -22,6 +22,7 @@ from torch_geometric.sampler import EdgeSamplerInput
 
 from pyg_scale.graph.topology import EdgeType, NodeType, Topology
 from pyg_scale.sampler.negative import NegativeSampling, sample_negatives
+from pyg_scale.store.device.target import send
 
 if TYPE_CHECKING:
     from pyg_scale.sampler.base import HeteroSamplerOutput, NeighborSampler, SamplerOutput
@@ -158,9 +159,9 @@ def _name_links(
     links = seeds.links(num_links)
     link = torch.cat([links[node_type] for node_type in graph.node_types if node_type in links])
     if isinstance(out.batch, dict):
-        out.batch = {node_type: link[batch] for node_type, batch in out.batch.items()}
-    else:
-        out.batch = link[out.batch]
+        out.batch = {t: send(link, batch.device)[batch] for t, batch in out.batch.items()}
+    elif out.batch is not None:
+        out.batch = send(link, out.batch.device)[out.batch]
 
 
 def _repeat(time: Tensor | None, size: int) -> Tensor | None:

@@ -72,18 +72,22 @@ def test_the_kernel_means_what_its_meaning_means(dtype: torch.dtype, shape: tupl
 
 
 @pytest.mark.parametrize("name", ["homogeneous", "heterogeneous"])
-@pytest.mark.parametrize("replace", [False, True])
-def test_samples_of_the_device_are_those_of_the_cpu(name: str, replace: bool) -> None:
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"replace": True}, {"disjoint": True}, {"sample_direction": "backward"}],
+    ids=str,
+)
+def test_samples_of_the_device_are_those_of_the_cpu(name: str, more: dict[str, Any]) -> None:
     data = graphs.hostile() if name == "homogeneous" else graphs.hetero()
-    options: dict[str, Any] = {"num_neighbors": [4, 3, -1], "replace": replace}
+    options: dict[str, Any] = {"num_neighbors": [4, 3, -1], **more}
     native, there = NativeSampler(data, **options), CudaSampler(data, **options)
     kind = None if name == "homogeneous" else "item"
     for key in range(20):
         generator = torch.Generator().manual_seed(key)
         seed = {kind: torch.randint(0, native.topology.num_nodes[kind], (9,), generator=generator)}
         wanted, found = native.sample(seed, None, key), there.sample(seed, None, key)
-        for field in ("node", "row", "col", "edge", "colptr"):
-            for each, value in getattr(found, field).items():
+        for field in ("node", "row", "col", "edge", "batch", "colptr"):
+            for each, value in (getattr(found, field) or {}).items():
                 assert value.is_cuda
                 assert torch.equal(value.cpu(), getattr(wanted, field)[each]), (field, each)
         assert found.num_sampled_nodes == wanted.num_sampled_nodes

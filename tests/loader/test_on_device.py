@@ -314,7 +314,12 @@ def like_a_gpu(monkeypatch) -> None:
 @pytest.mark.usefixtures("like_a_gpu")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_default_sampler_is_that_of_the_device(workers: int) -> None:
-    for data, arguments in ((graphs.hostile(), HOMO), (graphs.hetero(), HETERO)):
+    disjoint = {**HOMO, "disjoint": True}
+    for data, arguments in (
+        (graphs.hostile(), HOMO),
+        (graphs.hetero(), HETERO),
+        (graphs.hostile(), disjoint),
+    ):
         loader = NeighborLoader(
             data, **arguments, device="cpu", device_memory="1MB", num_workers=workers
         )
@@ -325,7 +330,9 @@ def test_the_default_sampler_is_that_of_the_device(workers: int) -> None:
             "where": "cpu", "why": "", "bytes": loader.node_sampler.num_bytes,
         }  # fmt: skip
         assert found["used"] <= found["budget"] == 1_000_000 - found["sampling"]["bytes"]
-        assert graph_bytes(loader.node_sampler.topology) == loader.node_sampler.num_bytes > 0
+        sampler = loader.node_sampler
+        assert sampler.num_bytes > 0
+        assert graph_bytes(sampler.topology, rows=not sampler.disjoint) == sampler.num_bytes
 
 
 @pytest.mark.usefixtures("like_a_gpu")
@@ -342,7 +349,7 @@ def test_where_it_samples_on_the_cpu_and_why() -> None:
         return loader.stats()["device"]["sampling"]["why"]
 
     memory = {"device_memory": "1MB"}
-    assert "does not support disjoint=True" in why(data, disjoint=True, **memory)
+    assert "does not support subgraph_type=" in why(data, subgraph_type="induced", **memory)
     assert "does not support weight_attr=" in why(data, weight_attr="weight", **memory)
     assert why(data, device_memory=900).startswith("the graph takes ")
     assert why(data, neighbor_sampler="native") == "NativeSampler was asked for"
@@ -353,12 +360,19 @@ def test_where_it_samples_on_the_cpu_and_why() -> None:
 
 
 @pytest.mark.usefixtures("like_a_gpu")
-def test_links_are_sampled_on_the_cpu_and_why_is_said() -> None:
+@pytest.mark.parametrize("disjoint", [False, True])
+@pytest.mark.parametrize("negatives", [None, "binary", "triplet"])
+def test_links_are_sampled_there(negatives: str | None, disjoint: bool) -> None:
     data = graphs.hostile()
-    links = {**HOMO, "edge_label_index": data.edge_index[:, :50]}
-    loader = LinkNeighborLoader(data, **links, device="cpu", device_memory="1MB")
+    links = {**HOMO, "edge_label_index": data.edge_index[:, :50], "disjoint": disjoint}
+    links |= {"neg_sampling": negatives}
+    loader = LinkNeighborLoader(data, **links, device="cpu", device_memory="1MB", num_workers=1)
+    assert isinstance(loader.link_sampler, CudaSampler)
     assert_same_batches(LinkNeighborLoader(data, **links), loader)
-    assert "does not support link loaders" in loader.stats()["device"]["sampling"]["why"]
+    assert loader.stats()["device"]["sampling"]["where"] == "cpu"
+    assert graph_bytes(loader.link_sampler.topology, rows=not disjoint) == (
+        loader.link_sampler.num_bytes
+    )
 
 
 def test_a_sampler_for_a_device_by_name_or_instance() -> None:
@@ -376,8 +390,10 @@ def test_a_sampler_for_a_device_by_name_or_instance() -> None:
             num_workers=1,
             filter_per_worker=False,
         )
-    with pytest.raises(NotImplementedError, match="CudaSampler does not support disjoint=True"):
-        NeighborLoader(data, **HOMO, neighbor_sampler=sampler, device="cpu", disjoint=True)
+    with pytest.raises(NotImplementedError, match="CudaSampler does not support .*induced"):
+        NeighborLoader(
+            data, **HOMO, neighbor_sampler=sampler, device="cpu", subgraph_type="induced"
+        )
     if not torch.cuda.is_available():
         with pytest.raises(DeviceError, match="device='cuda'"):
             NeighborLoader(data, **HOMO, neighbor_sampler="cuda", device="cpu")

@@ -322,7 +322,7 @@ def hgt() -> Arguments:
 
 
 def draw() -> Arguments:
-    lists = {**graph(), "edge_id": torch.arange(EDGES), "node": longs(0, 2)}
+    lists = {**graph(), "edge_id": torch.arange(EDGES), "node": longs(0, 2), "seed": longs(1, 0)}
     lists |= {"offset": longs(0, 2, 4), "num_edges": 4, "num_nodes": NODES}
     lists |= {"key": 1, "num_neighbors": 2}
     return {**{name: [value] for name, value in lists.items()}, "replace": False}
@@ -714,6 +714,7 @@ CALLS: dict[str, Callable[[], Arguments]] = {
     "gat_attention, long rows": lambda: {**gat(long_rows, 3, LONG), "need_weights": False},
     "gat_attention_grad": lambda: grad_of(gat(fused, NODES, EDGES), NODES, EDGES, 3),
     "gat_attention_grad, long rows": lambda: grad_of(gat(long_rows, 3, LONG), 3, LONG, 3),
+    "first_places": lambda: {"key": longs(7, 0, 7, 2**40, 0)},
     "gather": lambda: {"x": features(5, 3), "index": longs(4, 0, 2), "num_threads": 2},
     "gather_cached": lambda: {
         "cached": features(3, 2),

@@ -38,10 +38,11 @@ def in_edges(index_dtype: torch.dtype, with_ids: bool) -> tuple[Tensor, Tensor, 
     return indptr, indices, ids
 
 
-def expected(graph: Any, node: Tensor, key: int, k: int, replace: bool) -> tuple[Tensor, ...]:
-    return expand_neighbors(
-        InEdges(*graph, None, None, NUM_NODES), ExpandedNodes(node, node), key, k, Choice(replace)
-    )
+def expected(
+    graph: Any, node: Tensor, key: int, k: int, replace: bool, seed: Tensor | None = None
+) -> tuple[Tensor, ...]:
+    nodes = ExpandedNodes(node, node, seed)
+    return expand_neighbors(InEdges(*graph, None, None, NUM_NODES), nodes, key, k, Choice(replace))
 
 
 def assert_drawn(found: Drawn, wanted: tuple[Tensor, ...]) -> None:
@@ -72,17 +73,19 @@ def way(request, monkeypatch):
     yield draw
 
 
+@pytest.mark.parametrize("by_seed", [False, True])
 @pytest.mark.parametrize("replace", [False, True])
 @pytest.mark.parametrize("index_dtype", [torch.int64, torch.int32], ids=str)
 @pytest.mark.parametrize("with_ids", [False, True])
-def test_the_draws_are_those_of_the_sampler(way, replace, index_dtype, with_ids):
+def test_the_draws_are_those_of_the_sampler(way, replace, index_dtype, with_ids, by_seed):
     graph = in_edges(index_dtype, with_ids)
     generator = torch.Generator().manual_seed(1)
     for k in KS:
         node = torch.randint(0, len(DEGREES), (40,), generator=generator)
         key = keys.fold(k, 5)
-        found = way(*graph, node, NUM_NODES, key, k, replace=replace)
-        assert_drawn(found, expected(graph, node, key, k, replace))
+        seed = torch.randint(0, 9, (40,), generator=generator) if by_seed else None
+        found = way(*graph, node, NUM_NODES, key, k, replace=replace, seed=seed)
+        assert_drawn(found, expected(graph, node, key, k, replace, seed))
 
 
 def test_many_edge_types_are_one_kernel_or_a_few(way):
@@ -133,11 +136,21 @@ def test_a_graph_that_is_damaged_ends_the_kernel():
                 draw_neighbors(indptr, indices[:20], None, last, NUM_NODES, 1, k)
 
 
-@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"replace": True},
+        {"disjoint": True},
+        {"disjoint": True, "replace": True, "redraw": False},
+        {"sample_direction": "backward"},
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("name", ["homogeneous", "heterogeneous"])
-def test_batches_of_the_whole_sampler_in_the_emulator(name, replace):
+def test_batches_of_the_whole_sampler_in_the_emulator(name, more):
     data = graphs.hostile() if name == "homogeneous" else graphs.hetero()
-    options: dict[str, Any] = {"num_neighbors": [4, 3, -1], "replace": replace}
+    options: dict[str, Any] = {"num_neighbors": [4, 3, -1], **more}
     native, here = NativeSampler(data, **options), CudaSampler(data, **options, device="cpu")
     kind = None if name == "homogeneous" else "item"
     count = native.topology.num_nodes[kind]
@@ -147,10 +160,11 @@ def test_batches_of_the_whole_sampler_in_the_emulator(name, replace):
         with emulated.instead_of():
             found = here.sample(seed, None, key)
         wanted = native.sample(seed, None, key)
-        for field in ("node", "row", "col", "edge", "colptr"):
+        for field in ("node", "row", "col", "edge", "batch", "colptr"):
             ours, theirs = getattr(found, field), getattr(wanted, field)
-            assert ours.keys() == theirs.keys()
-            for each in ours:
+            assert (ours is None) == (theirs is None), field
+            assert ours is None or ours.keys() == theirs.keys()
+            for each in ours or ():
                 assert ours[each].dtype == theirs[each].dtype, (field, each)
                 assert torch.equal(ours[each], theirs[each]), (field, each)
         assert found.num_sampled_nodes == wanted.num_sampled_nodes
@@ -161,6 +175,7 @@ FAULTS = {
     "PYG_SCALE_FAULT_SHORT_FLOYD": "the draws of a node differ",
     "PYG_SCALE_FAULT_NO_SCAN": "the draws of a node differ",
     "PYG_SCALE_FAULT_NO_EARLIER_ROUNDS": "the draws of a node differ",
+    "PYG_SCALE_FAULT_SAME_FOR_ALL_SEEDS": "the draws of a node differ",
     "PYG_SCALE_FAULT_NO_CHECKS": "AddressSanitizer: heap-buffer-overflow",
 }
 

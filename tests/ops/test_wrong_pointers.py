@@ -85,7 +85,7 @@ def place(indptr: Tensor) -> object:
 
 def draw(indptr: Tensor) -> object:
     offset = torch.tensor([0, 2])
-    lists = [indptr], [indices()], [NONE], [ALL[1:2]], [offset], [2], [3], [1], [2]
+    lists = [indptr], [indices()], [NONE], [ALL[1:2]], [NONE], [offset], [2], [3], [1], [2]
     return ops.draw_neighbors(*lists, False)
 
 
@@ -137,13 +137,13 @@ def test_draws_fill_every_place() -> None:
     indptr, offset = torch.tensor([0, 2, 3, EDGES]), torch.tensor([1, 3])
     with pytest.raises(ValueError, match="offset must go from 0"):
         ops.draw_neighbors(
-            [indptr], [indices()], [NONE], [ALL[:1]], [offset], [3], [3], [1], [2], False
+            [indptr], [indices()], [NONE], [ALL[:1]], [NONE], [offset], [3], [3], [1], [2], False
         )
 
 
 def test_draws_that_are_too_many_together() -> None:
     pointers = [torch.tensor([0, 2, 3, EDGES])] * 2
-    others = [indices()] * 2, [NONE] * 2, [ALL[:1]] * 2, [torch.tensor([0, 2])] * 2
+    others = [indices()] * 2, [NONE] * 2, [ALL[:1]] * 2, [NONE] * 2, [torch.tensor([0, 2])] * 2
     with pytest.raises(ValueError, match="num_edges are too many together"):
         ops.draw_neighbors(pointers, *others, [2**62] * 2, [3] * 2, [1, 2], [2] * 2, False)
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch_geometric.data import HeteroData
 
 from pyg_scale.sampler import CudaSampler, NativeSampler, cuda
+from pyg_scale.sampler.device_nodes import NodesByHash
 from tests.nn.on_cuda import on_cuda
 
 SIZES = {"paper": 300, "author": 400, "institution": 20, "field": 60}
@@ -45,10 +46,14 @@ def assert_same(found: Any, wanted: Any) -> None:
     assert found.num_sampled_edges == wanted.num_sampled_edges
 
 
+@pytest.mark.parametrize("disjoint", [False, True])
 @pytest.mark.parametrize("hops", [[3], [4, 3], [3, 2, 2]], ids=len)
-def test_a_hop_waits_once_for_all_edge_types(hops: list[int], monkeypatch: Any) -> None:
+def test_a_hop_waits_once_for_all_edge_types(
+    hops: list[int], disjoint: bool, monkeypatch: Any
+) -> None:
     data = academic()
-    native, here = NativeSampler(data, hops), CudaSampler(data, hops, device="cpu")
+    native = NativeSampler(data, hops, disjoint=disjoint)
+    here = CudaSampler(data, hops, disjoint=disjoint, device="cpu")
     seed: dict[Any, Tensor] = {"paper": torch.arange(0, 300, 17)}
     wanted = native.sample(seed, None, 5)
     count = cuda._edges_of_seeds
@@ -65,8 +70,24 @@ def test_a_hop_waits_once_for_all_edge_types(hops: list[int], monkeypatch: Any) 
         found = here.sample(seed, None, 5)
     assert launched.waits == len(hops)
     assert launched.names.count("pyg_scale::draw_neighbors") == len(hops)
-    assert len(launched.names) <= 145 * len(hops)
+    assert len(launched.names) <= (190 if disjoint else 145) * len(hops)
     assert_same(found, wanted)
+
+
+@pytest.mark.parametrize("options", [{}, {"disjoint": True}], ids=str)
+def test_rows_are_found_by_hashing(options: dict[str, Any]) -> None:
+    """Also where batches are not disjoint; and a wrong number of seeds is refused."""
+    data = academic()
+    native = NativeSampler(data, [3, 2], **options)
+    here = CudaSampler(data, [3, 2], **options, device="cpu")
+    seed = {"paper": torch.tensor([5, 9, 5, 0]), "field": torch.tensor([2, 2])}
+    assert here._graph is not None
+    here._graph.row_of = {}
+    for key in range(4):
+        assert_same(here.sample(seed, None, key), native.sample(seed, None, key))
+    seeds = torch.zeros(2, dtype=torch.int64)
+    with pytest.raises(ValueError, match="disjoint: 2 seeds times .* exceed 63 bits; use smaller"):
+        NodesByHash(seeds, torch.arange(2), 2**62, 2)
 
 
 def test_nodes_without_edges_and_no_seeds_of_a_type() -> None:

@@ -24,6 +24,7 @@ from pyg_scale.sampler.cuda import CudaSampler
 from pyg_scale.sampler.device_graph import graph_bytes
 from pyg_scale.sampler.native import NativeSampler
 from pyg_scale.store.device import DeviceFeatures
+from pyg_scale.store.device.shares import SHARES
 from pyg_scale.store.device.target import budget_of, device_of, send
 from pyg_scale.store.memory import MemoryFeatureStore
 
@@ -187,6 +188,7 @@ class OnDevice(Placement):
             why = self._why_not_there(sampler, links, elsewhere, budget)
             if not why:
                 sampler = CudaSampler.like(sampler, self.device)
+                self._take(sampler, sampler.num_bytes)
             where = "cpu" if why else str(self.device)
             size = 0 if why else sampler.num_bytes
             self.sampling = {"where": where, "why": why, "bytes": size}
@@ -202,7 +204,12 @@ class OnDevice(Placement):
             filled(MemoryFeatureStore(), data) if features is None else features.store
         )
         made = DeviceFeatures(store, self.device, left, graph=graph)
+        self._take(made, made.used)
         return sampler, Features(made, *sizes_of(data, sampler))
+
+    def _take(self, owner: object, num_bytes: int) -> None:
+        if self.memory is None:
+            SHARES.take(owner, self.device, num_bytes)
 
     def _is_given(self, features: Features | None) -> bool:
         """Return True if the loader was given a store on the device."""
@@ -231,7 +238,7 @@ class OnDevice(Placement):
                 return f"the sampler for CUDA does not support {CAPABILITIES[name]}"
         if elsewhere:
             return elsewhere
-        size = graph_bytes(sampler.topology)
+        size = graph_bytes(sampler.topology, rows=not sampler.disjoint)
         if size > budget // 2:
             return f"the graph takes {size} bytes, more than half of device_memory ({budget})"
         return ""

@@ -16,6 +16,7 @@ from pyg_scale.ops.mapped_rows import MappedRows, why_not_mapped
 from pyg_scale.store.base import returns_views
 from pyg_scale.store.cache.hot import by_degree, hot_lists, hot_of
 from pyg_scale.store.device.placement import NOTHING, DeviceShare, place
+from pyg_scale.store.device.shares import SHARES
 from pyg_scale.store.device.table import DeviceSplit, DeviceTable
 from pyg_scale.store.device.target import budget_of, device_of
 from pyg_scale.store.reading import count_device
@@ -55,8 +56,8 @@ class DeviceFeatures(ReadOnlyFeatures):
     Args:
         store: Any feature store.
         device: ``"cuda"``, ``"cuda:1"``, a ``torch.device``, or ``"cpu"``.
-        memory: The budget: bytes, 0 for none, or text such as ``"4GB"``; ``None``: half of the free
-            memory.
+        memory: The budget: bytes, 0 for none, or text such as ``"4GB"``; ``None``: what is left of
+            the half of the device that all stores and loaders without a budget share.
         hot: Original ids in order of priority: a tensor, an ``.npy`` file, or either by group. By
             default nodes by degree, if there is a ``graph``.
         graph: The graph for :func:`~pyg_scale.store.cache.by_degree`; used only if not everything
@@ -106,6 +107,8 @@ class DeviceFeatures(ReadOnlyFeatures):
         self._lists = lists
         self._reasons: dict[Key, str] = {}
         self._tables = self._place(graph)
+        if memory is None:
+            SHARES.take(self, self.device, self.used)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # from now on any stream may read
 

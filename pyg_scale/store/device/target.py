@@ -9,8 +9,8 @@ from torch import Tensor
 
 from pyg_scale.errors import DeviceError
 from pyg_scale.files.byte_size import byte_size
+from pyg_scale.store.device.shares import SHARES
 
-_SHARE = 0.5
 _PIECE = 1 << 22  # numbers
 
 
@@ -55,8 +55,8 @@ def budget_of(memory: int | str | None, device: torch.device, name: str = "memor
     """The memory of a device in bytes that features may take.
 
     Args:
-        memory: Bytes, 0 for none, or text such as ``"4GB"``; ``None``: half of the free memory of a
-            CUDA device, and 0 for the CPU.
+        memory: Bytes, 0 for none, or text such as ``"4GB"``; ``None``: what is left of the half
+            of a CUDA device that :class:`.DeviceShares` gives out, and 0 for the CPU.
         device: The device.
         name: Its name in errors.
 
@@ -66,9 +66,7 @@ def budget_of(memory: int | str | None, device: torch.device, name: str = "memor
         DeviceError: If the device has less.
     """
     if memory is None:
-        if device.type == "cpu":
-            return 0
-        return int(torch.cuda.mem_get_info(device)[0] * _SHARE)
+        return SHARES.left(device)
     if memory == 0 and not isinstance(memory, bool):
         return 0
     wanted = byte_size(memory, name)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_geometric.data import Data, TensorAttr
 
 from pyg_scale.graph.topology import NodeType
-from pyg_scale.loader import NeighborLoader
+from pyg_scale.loader import LinkNeighborLoader, NeighborLoader
 from pyg_scale.ops import colptr
 from pyg_scale.ops.mapped_rows import why_not_mapped
 from pyg_scale.sampler import CudaSampler, NativeSampler
@@ -19,6 +19,13 @@ from pyg_scale_bench.gpu_check import Checks
 
 WIDTHS = ((torch.float32, 128), (torch.float32, 33), (torch.bfloat16, 7), (torch.int64, 1))
 _BUDGET = 300_000
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {},
+    {"replace": True},
+    {"disjoint": True},
+    {"disjoint": True, "redraw": False},
+    {"sample_direction": "backward"},
+)
 _SEEDS: dict[str, Any] = {
     "num_neighbors": [7, 5, -1],
     "batch_size": 128,
@@ -32,7 +39,9 @@ def checks(device: torch.device) -> Checks:
     found: Checks = {}
     for host in ("staged", "mapped") if device.type == "cuda" else ("staged",):
         found[f"rows from the device and {host}"] = partial(_rows, host, device)
-    found["draws of the sampler"] = partial(_draws, device)
+    for options in OPTIONS:
+        found[f"draws of the sampler{_named(options)}"] = partial(_draws, options, device)
+    found["batches around links"] = partial(_links, device)
     found["pointers of a batch that is moved"] = partial(_moved, device)
     for memory in (0, _BUDGET, "16MB"):
         for workers in (0, 2):
@@ -77,24 +86,40 @@ def _rows(host: str, device: torch.device) -> str:
     return f"equal; {features.used} of {_BUDGET} bytes"
 
 
-def _draws(device: torch.device) -> str:
+def _named(options: dict[str, Any]) -> str:
+    return "".join(f", {name}={value}" for name, value in options.items())
+
+
+def _draws(options: dict[str, Any], device: torch.device) -> str:
     data, hops = graph(), [7, 5, -1]
     edges = 0
-    for replace in (False, True):
-        native = NativeSampler(data, hops, replace=replace)
-        there = CudaSampler(data, hops, replace=replace, device=device)
-        for key in range(10):
-            generator = torch.Generator().manual_seed(key)
-            seed: dict[NodeType, Tensor] = {
-                None: torch.randint(0, 1000, (50,), generator=generator)
-            }
-            wanted, found = native.sample(seed, None, key), there.sample(seed, None, key)
-            for name in ("node", "row", "col", "edge", "colptr"):
-                ours, theirs = getattr(found, name)[None], getattr(wanted, name)[None]
-                _require(torch.equal(ours.cpu(), theirs), f"{name} of batch {key} differs")
-            _require(found.num_sampled_nodes == wanted.num_sampled_nodes, "counts differ")
-            edges += wanted.row[None].numel()
+    native = NativeSampler(data, hops, **options)
+    there = CudaSampler(data, hops, **options, device=device)
+    for key in range(10):
+        generator = torch.Generator().manual_seed(key)
+        seed: dict[NodeType, Tensor] = {None: torch.randint(0, 1000, (50,), generator=generator)}
+        wanted, found = native.sample(seed, None, key), there.sample(seed, None, key)
+        for name in ("node", "row", "col", "edge", "batch", "colptr"):
+            ours, theirs = getattr(found, name), getattr(wanted, name)
+            if theirs is not None:
+                same = torch.equal(ours[None].cpu(), theirs[None])
+                _require(same, f"{name} of batch {key} differs")
+        _require(found.num_sampled_nodes == wanted.num_sampled_nodes, "counts differ")
+        edges += wanted.row[None].numel()
     return f"{edges} edges, equal"
+
+
+def _links(device: torch.device) -> str:
+    data = graph()
+    options: dict[str, Any] = {**_SEEDS, "edge_label_index": data.edge_index[:, :600]}
+    for disjoint in (False, True):
+        options |= {"neg_sampling": "binary", "disjoint": disjoint}
+        loader = LinkNeighborLoader(data, **options, device=device, device_memory="16MB")
+        for expected, batch in zip(LinkNeighborLoader(data, **options), loader, strict=True):
+            for name, value in expected.to_dict().items():
+                if isinstance(value, Tensor):
+                    _require(torch.equal(batch[name].cpu(), value), f"{name} differs")
+    return f"equal; sampled on {loader.stats()['device']['sampling']['where']}"
 
 
 def _moved(device: torch.device) -> str:

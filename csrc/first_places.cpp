@@ -1,0 +1,54 @@
+// first_places on the CPU: where each of many numbers stands first
+// (pyg_scale/ops/first_places.py). csrc/cuda/first_places_ops.cpp has it for devices.
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <algorithm>
+
+#include "graph_view.h"
+#include "pool.h"
+#include "relabel.h"
+
+namespace pyg_scale {
+namespace {
+
+constexpr size_t kKeptBytes = size_t{1} << 26;  // by a thread, between calls
+constexpr int64_t kAhead = 16;                  // covers the latency of memory
+
+template <bool kWide>
+void find(RelabelTable& table, const int64_t* key, int64_t n, int64_t* out) {
+  for (int64_t i = 0; i < n; ++i) {
+    if (i + kAhead < n) table.prefetch<kWide>(static_cast<uint64_t>(key[i + kAhead]));
+    const uint64_t first =
+        table.find_or_insert<kWide>(static_cast<uint64_t>(key[i]), static_cast<uint64_t>(i));
+    out[i] = static_cast<int64_t>(first);
+  }
+}
+
+Tensor first_places(Tensor key) {
+  const int64_t n = key.numel();
+  const int64_t* keys = int64_data(key, n, "key");
+  int64_t most = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    check(keys[i] >= 0, "key must not be negative");
+    most = std::max(most, keys[i]);
+  }
+  thread_local RelabelTable table;
+  table.begin(static_cast<uint64_t>(most) + 1);
+  table.reserve(n);
+  Tensor place = pool_empty({n}, ScalarType::Long);
+  int64_t* out = place.mutable_data_ptr<int64_t>();
+  table.wide() ? find<true>(table, keys, n, out) : find<false>(table, keys, n, out);
+  if (table.bytes() > kKeptBytes) table.release();
+  return place;
+}
+
+}  // namespace
+}  // namespace pyg_scale
+
+STABLE_TORCH_LIBRARY_FRAGMENT(pyg_scale, m) { m.def("first_places(Tensor key) -> Tensor"); }
+
+STABLE_TORCH_LIBRARY_IMPL(pyg_scale, CPU, m) {
+  m.impl("first_places", TORCH_BOX(&pyg_scale::first_places));
+}
