@@ -114,6 +114,7 @@ def _measure(args: argparse.Namespace, found: dict[str, Any], gauge: Gauge) -> N
     if args.threads:
         torch.set_num_threads(args.threads)
     found |= {"copy_bytes_per_s": gauge.copy_bandwidth(_COPY_BYTES), "graphs": [], "cases": []}
+    found |= {"models": _MODELS, "trims": _TRIMS}
 
     def run(name: str, where: str, cases: Sequence[Case], gauge: Gauge = gauge) -> None:
         print(f"measuring {name} on {where}", file=sys.stderr)
@@ -397,6 +398,14 @@ def first_layer_cases(
 
 # Report ###################################################################################
 
+_MODELS = "PyG's GraphSAGE of two layers, accelerated for ours"
+_TRIMS = (
+    "the model gets the numbers of nodes and edges of each hop; PyG's layers also compute rows "
+    "that are then cut off, ours do not; pairs: layers of both sides get (x, x[:n]) by our "
+    "trim_to_layer and compute the same rows"
+)
+_MODELS_BEFORE, _TRIMS_BEFORE = "two SAGE layers", "by trim_to_layer"  # in results without these
+
 
 def comparisons(found: Mapping[str, Any]) -> list[dict[str, Any]]:
     """One entry per op, graph and direction: its cases by side, and the speedup of ours."""
@@ -435,12 +444,9 @@ def report(found: Mapping[str, Any]) -> Report:
             "in every step)"
         ),
         (
-            f"steps: PyG's GraphSAGE of two layers, accelerated for ours, {FEATURES} features, "
+            f"steps: {found.get('models', _MODELS_BEFORE)}, {FEATURES} features, "
             f"{settings['hidden']} hidden channels, {CLASSES} classes, cross entropy, Adam; "
-            "batches of our loader, made before; trimmed: the model gets the numbers of nodes and "
-            "edges of each hop; PyG's layers also compute rows that are then cut off, ours do "
-            "not; pairs: layers of both sides get (x, x[:n]) by our trim_to_layer and compute the "
-            "same rows"
+            f"batches of our loader, made before; trimmed: {found.get('trims', _TRIMS_BEFORE)}"
             f"{_ABOUT_FIRST if FIRST.keys() & set(settings['steps']) else ''}"
         ),
         f"graphs: {graphs}",
