@@ -48,6 +48,8 @@ from pyg_scale_bench.steps import OPS, SPARSE, Case, Gauge, Graph, compare, once
 from pyg_scale_bench.training import (
     CLASSES,
     FEATURES,
+    MODELS,
+    TRIMS,
     TwoLayers,
     batches,
     first_layer_step,
@@ -113,8 +115,8 @@ def measure(args: argparse.Namespace, found: dict[str, Any]) -> None:
 def _measure(args: argparse.Namespace, found: dict[str, Any], gauge: Gauge) -> None:
     if args.threads:
         torch.set_num_threads(args.threads)
-    found |= {"copy_bytes_per_s": gauge.copy_bandwidth(_COPY_BYTES), "graphs": [], "cases": []}
-    found |= {"models": _MODELS, "trims": _TRIMS}
+    found |= {"models": MODELS, "trims": TRIMS, "graphs": [], "cases": []}
+    found["copy_bytes_per_s"] = gauge.copy_bandwidth(_COPY_BYTES)
 
     def run(name: str, where: str, cases: Sequence[Case], gauge: Gauge = gauge) -> None:
         print(f"measuring {name} on {where}", file=sys.stderr)
@@ -160,8 +162,8 @@ def _measure(args: argparse.Namespace, found: dict[str, Any], gauge: Gauge) -> N
     found["small"] = small.measure(args.small, args.sizes, args.small_channels, seconds)
 
 
-def _described(name: str, sources: int, destinations: int, edges: int) -> dict[str, Any]:
-    return {"name": name, "sources": sources, "destinations": destinations, "edges": edges}
+def _described(name: str, *sizes: int) -> dict[str, Any]:
+    return {"name": name, **dict(zip(("sources", "destinations", "edges"), sizes, strict=True))}
 
 
 def _graphs(data: Data, args: argparse.Namespace) -> list[Graph]:
@@ -249,6 +251,8 @@ def every_layer_cases(name: str, graph: Graph, channels: int) -> tuple[list[Case
     theirs = example.make(width)
     ours = copy.deepcopy(theirs)
     pyg_scale.nn.accelerate(ours)
+    for traced in _traced(ours):
+        type(traced).steps = None  # which a small call looks up, as `how_fused` sees
     inputs = example.inputs(torch.randn(graph.num_src, width), graph.edge_index)
     cases = _with_gradients(name, graph, ours, theirs, inputs, lambda layer, given: layer(*given))
     return cases + _message_cases(name, graph, ours, theirs, inputs), ours
@@ -325,12 +329,16 @@ def how_fused(layer: nn.Module) -> str:
     reasons = sorted({reason for counts in calls.values() for reason in counts})
     if reasons:
         return "PyG's path: small input" if reasons == [SMALL] else "; ".join(reasons)
-    traced = [each for each in layer.modules() if isinstance(each, TracedConv)]
+    traced = _traced(layer)
     if not traced:
         return "a layer of ours"
-    if any(each.steps and not each.adds_rows for each in traced):  # looked up in small calls
+    if any(each.steps and not each.adds_rows for each in traced):
         return "PyG's steps at this size"
-    return "in chunks" if any(map(is_cut, traced)) else "fused messages"
+    return "in chunks" if any(map(is_cut, layer.modules())) else "fused messages"
+
+
+def _traced(layer: nn.Module) -> list[TracedConv]:
+    return [each for each in layer.modules() if isinstance(each, TracedConv)]
 
 
 def _case(
@@ -398,13 +406,7 @@ def first_layer_cases(
 
 # Report ###################################################################################
 
-_MODELS = "PyG's GraphSAGE of two layers, accelerated for ours"
-_TRIMS = (
-    "the model gets the numbers of nodes and edges of each hop; PyG's layers also compute rows "
-    "that are then cut off, ours do not; pairs: layers of both sides get (x, x[:n]) by our "
-    "trim_to_layer and compute the same rows"
-)
-_MODELS_BEFORE, _TRIMS_BEFORE = "two SAGE layers", "by trim_to_layer"  # in results without these
+_BEFORE = "two SAGE layers", "by trim_to_layer"  # of results that do not say it
 
 
 def comparisons(found: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -444,9 +446,9 @@ def report(found: Mapping[str, Any]) -> Report:
             "in every step)"
         ),
         (
-            f"steps: {found.get('models', _MODELS_BEFORE)}, {FEATURES} features, "
+            f"steps: {found.get('models', _BEFORE[0])}, {FEATURES} features, "
             f"{settings['hidden']} hidden channels, {CLASSES} classes, cross entropy, Adam; "
-            f"batches of our loader, made before; trimmed: {found.get('trims', _TRIMS_BEFORE)}"
+            f"batches of our loader, made before; trimmed: {found.get('trims', _BEFORE[1])}"
             f"{_ABOUT_FIRST if FIRST.keys() & set(settings['steps']) else ''}"
         ),
         f"graphs: {graphs}",
@@ -500,20 +502,11 @@ def _every_layer(found: Mapping[str, Any], compared: Sequence[Mapping[str, Any]]
 def _row(entry: Mapping[str, Any], copy: float) -> list[str]:
     ours, pyg, sparse = (entry["sides"].get(side) for side in (OURS, PYG, SPARSE))
     rate = ours["bytes_per_s"]
-    return [
-        entry["op"],
-        entry["graph"],
-        _direction(entry),
-        _milliseconds(ours),
-        _milliseconds(pyg),
-        _times(entry, PYG),
-        _milliseconds(sparse),
-        _times(entry, SPARSE),
-        "" if rate is None else f"{rate / GB:.1f}",
-        "" if rate is None else f"{rate / copy:.0%}",
-        _megabytes(ours),
-        _megabytes(pyg),
-    ]
+    rates = ["", ""] if rate is None else [f"{rate / GB:.1f}", f"{rate / copy:.0%}"]
+    row = [entry["op"], entry["graph"], _direction(entry)]
+    for side, seconds in ((PYG, [ours, pyg]), (SPARSE, [sparse])):
+        row += [*map(_milliseconds, seconds), _times(entry, side)]
+    return [*row, *rates, _megabytes(ours), _megabytes(pyg)]
 
 
 def _direction(entry: Mapping[str, Any]) -> str:

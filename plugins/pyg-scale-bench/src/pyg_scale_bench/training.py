@@ -90,6 +90,13 @@ class Trainer:
 
 FEATURES, CLASSES = 100, 47
 """Numbers of features and classes of the batches for two layers, as in ogbn-products."""
+MODELS = "PyG's GraphSAGE of two layers, accelerated for ours"
+TRIMS = (
+    "the model gets the numbers of nodes and edges of each hop; PyG's layers also compute rows "
+    "that are then cut off, ours do not; pairs: layers of both sides get (x, x[:n]) by our "
+    "trim_to_layer and compute the same rows"
+)
+"""In words for reports: the models of both sides, and the rows that their layers compute."""
 
 
 class TwoLayers(nn.Module):
