@@ -24,7 +24,7 @@ from tests.ops import emulated
 ROOT = Path(__file__).parents[2]
 KINDS = ("float", "double", "Bfloat16", "Half")
 FILES = ("sum", "extreme", "weight_grad", "attention", "attention_grad")
-WITHOUT_TYPES = ("adjacency", "draw_neighbors", "gather_cached")
+WITHOUT_TYPES = ("adjacency", "draw_neighbors", "first_places", "gather_cached")
 
 needs_nvrtc = pytest.mark.skipif(
     nvrtc.find() is None,

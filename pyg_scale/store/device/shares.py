@@ -29,7 +29,7 @@ class DeviceShares:
     def left(self, device: torch.device) -> int:
         """The bytes that nobody has taken yet: half of the free and the taken ones, less those."""
         with self._lock:
-            held = sum(self._held.get(device, {}).values())
+            held = sum([*self._held.get(device, {}).values()])  # an owner may be freed meanwhile
             return max(0, int((self._free(device) + held) * _SHARE) - held)
 
     def take(self, owner: object, device: torch.device, num_bytes: int) -> None:
