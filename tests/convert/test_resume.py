@@ -113,8 +113,11 @@ def reader(folder):
 
 @pytest.mark.parametrize(
     ("options", "first"),
-    [({}, 1), ({"time_attr": "t", "weight_attr": "w"}, 3), ({"undirected": True}, 2)],
-    ids=["plain", "time", "undirected"],
+    [
+        pytest.param({}, 1, id="plain", marks=pytest.mark.slow),
+        pytest.param({"time_attr": "t", "weight_attr": "w"}, 3, id="time"),
+        pytest.param({"undirected": True}, 2, id="undirected"),
+    ],
 )
 def test_killed_again_and_again(inputs, options, first):
     wanted = inputs / "wanted"

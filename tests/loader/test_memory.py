@@ -26,6 +26,7 @@ def size(batch: Any) -> int:
 
 
 @pytest.mark.skipif(not library.status()["loaded"], reason="the kernels are not compiled")
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("keeps", [False, True], ids=["", "every tenth batch is kept for a while"])
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_resident_memory_stays_near_what_is_live(num_workers: int, keeps: bool) -> None:

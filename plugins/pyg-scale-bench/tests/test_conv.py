@@ -24,9 +24,16 @@ SMALL = shlex.split(
 )
 
 
+SOME = shlex.split("--ops sum,gatv2 --layers RGCNConv --steps sage-trimmed,first --small MFConv")
+
+
 @pytest.mark.skipif(not library.status()["loaded"], reason="the kernels are not compiled")
+@pytest.mark.parametrize("choice", [SOME, pytest.param([], marks=pytest.mark.slow)])
 def test_the_whole_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    choice: list[str],
 ) -> None:
     monkeypatch.setenv("PYG_SCALE_KERNELS", "require")
     monkeypatch.setattr(conv, "_SHORT_SECONDS", 0.0)
@@ -34,20 +41,25 @@ def test_the_whole_run(
     args = ["--json", files["json"], "--png", files["png"], "--report", files["md"]]
     threads = torch.get_num_threads()
     try:
-        assert command.main(["conv", *SMALL, *map(str, args)]) == 0
+        assert command.main(["conv", *SMALL, *choice, *map(str, args)]) == 0
     finally:
         torch.set_num_threads(threads)
     printed = capsys.readouterr().out
     found = json.loads(files["json"].read_text())
+    chosen = found["settings"]
     graphs = ["whole graph", "block of 2 hops", "batches"]
     assert [graph["name"] for graph in found["graphs"]] == graphs
     assert not [case for case in found["cases"] if case["error"]]
     assert all(len(case["seconds"]) == 2 for case in found["cases"])
     entries = conv.comparisons(found)
-    both = len(OPS) + len(conv.LAYERS)
-    assert len(entries) == 2 * 2 * both + len(conv.STEPS | conv.FIRST)
+    if not choice:
+        assert set(chosen["ops"]) == set(OPS) and set(chosen["layers"]) == set(conv.LAYERS)
+        assert set(chosen["steps"]) == set(conv.STEPS | conv.FIRST)
+        assert set(chosen["small"]) == set(small.NAMES)
+    both = len(chosen["ops"]) + len(chosen["layers"])
+    assert len(entries) == 2 * 2 * both + len(chosen["steps"])
     assert {(e["layer"], e["nodes"]) for e in found["small"]} == {
-        (name, size) for name in small.NAMES for size in (20, 30)
+        (name, size) for name in chosen["small"] for size in (20, 30)
     }
     assert all(e["low"] <= e["times"] <= e["high"] and e["rounds"] >= 7 for e in found["small"])
     for entry in entries:
