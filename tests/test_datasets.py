@@ -133,7 +133,7 @@ def test_the_seed_decides_and_threads_do_not() -> None:
         "import sys, torch; torch.set_num_threads(int(sys.argv[1]));"
         "from hashlib import sha256;"
         "from pyg_scale.datasets import planted_communities as p;"
-        "d = p(50_000, 1_500_000, num_features=16, seed=7);"
+        "d = p(50_000, 5_000_000, num_features=64, seed=7);"
         "print(*(sha256(x.numpy().tobytes()).hexdigest() for x in (d.edge_index, d.x)))"
     )
     out = [
