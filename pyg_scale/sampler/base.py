@@ -520,6 +520,10 @@ def integers(num_neighbors: Any) -> list[int]:
         raise ValueError(
             f"num_neighbors must be -1 (all), 0 (none) or more (got {num_neighbors!r})"
         )
+    if max(numbers, default=0) >= 2**31:
+        raise ValueError(
+            f"num_neighbors must be less than 2**31 (got {num_neighbors!r}); -1 takes all"
+        )
     return numbers
 
 

@@ -63,6 +63,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"num_neighbors": [5, 1.5]}, TypeError, "num_neighbors must be integers"),
     ({"subgraph_type": "triangular"}, ValueError, "triangular"),
     ({"num_neighbors": [5, -2]}, ValueError, "num_neighbors must be -1 .all., 0 .none. or more"),
+    ({"num_neighbors": [2**31]}, ValueError, r"num_neighbors must be less than 2\*\*31"),
     ({"disjoint": "x"}, TypeError, "disjoint must be True or False"),
     ({"replace": 2}, TypeError, "replace must be True or False"),
     ({"temporal_strategy": "first"}, ValueError, "temporal_strategy must be"),

@@ -90,6 +90,15 @@ def test_rows_are_found_by_hashing(options: dict[str, Any]) -> None:
         NodesByHash(seeds, torch.arange(2), 2**62, 2)
 
 
+@pytest.mark.parametrize("number", [2**31, 2**62])
+def test_more_neighbors_than_can_be_numbered(number: int) -> None:
+    """Before memory is asked for."""
+    data = academic()
+    for kind, more in ((NativeSampler, {}), (CudaSampler, {"device": "cpu"})):
+        with pytest.raises(ValueError, match=r"num_neighbors must be less than 2\*\*31"):
+            kind(data, [number], replace=True, **more).sample({"paper": torch.arange(1)}, None, 1)
+
+
 def test_nodes_without_edges_and_no_seeds_of_a_type() -> None:
     data = academic()
     for edge_type in EDGE_TYPES[2:]:
