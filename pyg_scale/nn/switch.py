@@ -122,6 +122,8 @@ def accelerate(
             classes; all installed ones follow.
         min_work: Number of edges times channels from which on calls are fused; 0: always. ``None``:
             the value measured for the kind of layer (:class:`~pyg_scale.nn.conv.base.FusedConv`).
+            Also the number of rows times channels from which on rows that would be cut off are
+            left out.
 
     Returns:
         A report for each layer, with ``restore()``.
@@ -151,6 +153,7 @@ def accelerate(
                 was[module], was[module._trim] = type(module), type(module._trim)
                 cls: Any = type(module)
                 module.__class__, module._trim.__class__ = trimmed(cls), TrimAhead
+            _set_min_work(module._trim, min_work)
         if not isinstance(module, MessagePassing):
             continue
         cls = type(module)
@@ -200,8 +203,8 @@ def restore(model: nn.Module) -> int:
 def _give_back(module: nn.Module, cls: Any) -> None:
     """Give a module its own class back."""
     module.__class__ = cls
+    _set_min_work(module, None)
     if isinstance(module, MessagePassing):
-        _set_min_work(module, None)
         _use_templates(module)
 
 

@@ -33,6 +33,7 @@ OF_PAIRS = {
 }
 """Layers of PyG whose result for some nodes is the same if only these are destinations."""
 
+_LEAST_CUT = 24_000  # rows times channels; fewer cost less than a layer of pairs, as measured
 _PLAIN = (Tensor, nn.Parameter, LazyRows)
 _BY_ROW = {
     *(nn.Identity, nn.Linear, pyg.Linear, pyg.MLP, nn.Sequential, nn.ModuleList),
@@ -126,12 +127,15 @@ def num_read(layer: int, nodes: list[int], edges: list[int], x: Tensor, edge_ind
         edge_index: The edges that are left.
 
     Returns:
-        ``n`` if nothing would be cut off, or if edges go to what would be.
+        ``n`` if nothing would be cut off, if edges go to what would be, or if the numbers of hops
+        are not those of ``x``.
     """
     whole = x.size(0)
-    if not 0 <= layer < len(edges) or type(edge_index) is not Tensor or edge_index.dim() != 2:
+    if not 0 <= layer < min(len(nodes), len(edges)):
         return whole
     count = whole - nodes[-(layer + 1)]
+    if count < 0 or type(edge_index) is not Tensor or edge_index.dim() != 2:
+        return whole
     known = recall(edge_index)
     if known is not None and known.numel() - 1 <= count:
         return count
@@ -149,8 +153,8 @@ class TrimmedGNN(Made):
     """A ``BasicGNN`` of PyG whose layers compute only the rows that are read after them.
 
     It does so in calls with ``num_sampled_nodes_per_hop`` and ``num_sampled_edges_per_hop``, for
-    each layer of which the rows that are left are the same. Made by :func:`trimmed`; its module
-    ``_trim`` is a :class:`TrimAhead`.
+    each layer of which the rows that are left are the same, and where they are enough to pay for
+    it. Made by :func:`trimmed`; its module ``_trim`` is a :class:`TrimAhead`.
     """
 
     def forward(
@@ -165,22 +169,36 @@ class TrimmedGNN(Made):
         num_sampled_edges_per_hop: Any = None,
     ) -> Any:
         """See PyG. With numbers of each hop, as many rows as the layers after the last one read."""
-        if type(num_sampled_nodes_per_hop) is list and not torch.compiler.is_compiling():
-            num_sampled_nodes_per_hop = _Hops(num_sampled_nodes_per_hop)
-            num_sampled_nodes_per_hop.model = self
         forward: Any = self.replaces.forward  # type: ignore[attr-defined]
-        hops = num_sampled_nodes_per_hop, num_sampled_edges_per_hop
-        return forward(self, x, edge_index, edge_weight, edge_attr, batch, batch_size, *hops)
+        given = self, x, edge_index, edge_weight, edge_attr, batch, batch_size
+        hops = num_sampled_nodes_per_hop
+        if type(hops) is not list or torch.compiler.is_compiling():
+            return forward(*given, hops, num_sampled_edges_per_hop)
+        hops = _Hops(hops)
+        hops.model = self
+        out = forward(*given, hops, num_sampled_edges_per_hop)
+        return out if hops.rows in (None, out.size(0)) else out[: hops.rows]
 
 
 class _Hops(list[int]):
     """Numbers of nodes of each hop on their way through a model."""
 
     model: Any
+    is_ahead = False
+    """True once a layer computed only the rows that are read."""
+    rows: int | None = None
+    """The number of rows of the result, once the last layer has begun."""
 
 
 class TrimAhead(TrimToLayer):
-    """PyG's module of :class:`TrimmedGNN`, which hands its layers pairs."""
+    """PyG's module of :class:`TrimmedGNN`, which hands its layers pairs.
+
+    Attributes:
+        min_work: Rows that would be cut off times channels from which on they are left out; 0:
+            always. ``None``: where it was measured to pay.
+    """
+
+    min_work: int | None = None
 
     def forward(
         self,
@@ -195,13 +213,28 @@ class TrimAhead(TrimToLayer):
         nodes, edges = num_sampled_nodes_per_hop, num_sampled_edges_per_hop
         if type(nodes) is not _Hops or type(edges) is not list or type(x) not in _PLAIN:
             return super().forward(layer, nodes, edges, x, edge_index, edge_attr)
-        x, edge_index, edge_attr = _of_layer(layer, nodes, edges, x, edge_index, edge_attr)
+        least = _LEAST_CUT if self.min_work is None else self.min_work
+        cut = nodes[-(layer + 1)] if layer < len(nodes) else 0
+        is_last, is_small = layer == len(nodes.model.convs) - 1, cut * x.size(-1) < least
+        if nodes.is_ahead or not is_small:
+            x, edge_index, edge_attr = _of_layer(layer, nodes, edges, x, edge_index, edge_attr)
+        else:
+            x, edge_index, edge_attr = super().forward(
+                layer, nodes, edges, x, edge_index, edge_attr
+            )
+        if is_small and not is_last:
+            return x, edge_index, edge_attr
+        count = num_read(layer, nodes, edges, x, edge_index)
+        if is_last:
+            nodes.rows = count
+        if is_small or count == x.size(0):
+            return x, edge_index, edge_attr
         reason = why_not_ahead(nodes.model, layer)
         if reason:
             record(nodes.model, f"rows that are cut off are computed: {reason}")
             return x, edge_index, edge_attr
-        count = num_read(layer, nodes, edges, x, edge_index)
-        return x if count == x.size(0) else (x, x[:count]), edge_index, edge_attr
+        nodes.is_ahead = True
+        return (x, x[:count]), edge_index, edge_attr
 
 
 @functools.cache
@@ -209,7 +242,7 @@ def trimmed(cls: type[BasicGNN]) -> type[TrimmedGNN]:
     """The subclass of a model whose layers compute only the rows that are read after them.
 
     Args:
-        cls: A class with PyG's ``forward``, see :func:`why_not_trimmed`.
+        cls: The class of a model for which :func:`is_trimmable` holds.
 
     Returns:
         A class of the same name, parameters and ``state_dict``; made once.
@@ -224,9 +257,9 @@ def trimmed(cls: type[BasicGNN]) -> type[TrimmedGNN]:
     return type(cls.__name__, (TrimmedGNN, cls), body)
 
 
-def class_of(model: nn.Module) -> Any:
-    """The class of a model, or, if it was trimmed, the one that it had."""
-    return model.replaces if isinstance(model, TrimmedGNN) else type(model)
+def class_of(module: nn.Module) -> Any:
+    """The class of a model or layer or, of an accelerated one, PyG's class."""
+    return module.replaces if isinstance(module, TrimmedGNN | FusedConv) else type(module)
 
 
 def is_trimmable(model: Any) -> bool:
@@ -244,8 +277,7 @@ def why_not_ahead(model: Any, layer: int) -> str:
     if hasattr(model, "jk"):
         return f"jk={model.jk_mode!r} reads the rows of every layer"
     conv = model.convs[layer]
-    kind = conv.replaces if isinstance(conv, FusedConv) else type(conv)
-    if kind not in OF_PAIRS:
+    if class_of(conv) not in OF_PAIRS:
         return f"convs.{layer} is a {type(conv).__name__}"
     if conv.flow != "source_to_target":
         return f"flow={conv.flow!r}"
@@ -261,9 +293,14 @@ def why_not_ahead(model: Any, layer: int) -> str:
     for module in norm.modules():
         if not is_by_row(module):
             return f"norms.{layer} is a {type(norm).__name__}"
-    if not (model.act is None or model.act in _BY_NUMBER or is_by_row(model.act)):
+    if not is_act_by_row(model.act):
         return "act is not known to keep rows apart"
     return "" if is_by_row(model.dropout) else "dropout has hooks"
+
+
+def is_act_by_row(act: Any) -> bool:
+    """Return True for the ``act`` of a ``BasicGNN`` that keeps rows apart."""
+    return act is None or act in _BY_NUMBER or is_by_row(act)
 
 
 def is_by_row(module: Any) -> bool:

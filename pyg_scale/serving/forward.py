@@ -8,12 +8,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import HeteroData
-from torch_geometric.nn import BatchNorm, GATConv, GATv2Conv, LayerNorm, SAGEConv
+from torch_geometric.nn import GATConv, GATv2Conv, SAGEConv
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from pyg_scale.graph.topology import NodeType
-from pyg_scale.nn.conv.base import FusedConv
-from pyg_scale.nn.trim import class_of
+from pyg_scale.nn.trim import class_of, is_act_by_row, is_by_row, is_trimmable
 
 _OF_PAIRS = (SAGEConv, GATConv, GATv2Conv)
 """Layers whose output for some nodes is the same if they get only these as destinations."""
@@ -85,36 +84,18 @@ def of_block(model: Any, block: Block) -> Tensor:
 def _goes_by_hops(model: Any) -> bool:
     """True if a model is a ``BasicGNN`` as PyG made it, of layers that take such pairs."""
     return (
-        isinstance(model, BasicGNN)
-        and class_of(model).forward is BasicGNN.forward
+        is_trimmable(model)
         and type(model).inference_per_layer is BasicGNN.inference_per_layer
-        and "forward" not in model.__dict__
         and model.jk_mode is None
         and not (model._forward_hooks or model._forward_pre_hooks or model.dropout.training)
-        and (model.act is None or _is_by_entry(model.act))
+        and is_act_by_row(model.act)
         and all(map(_takes_pairs, model.convs))
-        and all(map(_is_by_row, model.norms))
+        and all(map(is_by_row, model.norms))
     )
 
 
-def _takes_pairs(conv: nn.Module) -> bool:
-    """True for a layer of PyG, also an accelerated one."""
-    kind = conv.replaces if isinstance(conv, FusedConv) else type(conv)
-    return kind in _OF_PAIRS and conv.flow == "source_to_target"
-
-
-def _is_by_entry(act: Any) -> bool:
-    """True for an activation of torch that sees each entry alone; those along a ``dim`` do not."""
-    return type(act).__module__ == nn.ReLU.__module__ and not hasattr(act, "dim")
-
-
-def _is_by_row(norm: nn.Module) -> bool:
-    """True for a norm that sees each row alone."""
-    if isinstance(norm, LayerNorm):
-        return norm.mode == "node"
-    if isinstance(norm, BatchNorm):
-        return not norm.training and norm.module.track_running_stats
-    return type(norm) is nn.Identity
+def _takes_pairs(conv: Any) -> bool:
+    return class_of(conv) in _OF_PAIRS and conv.flow == "source_to_target"
 
 
 def check_model(model: nn.Module) -> None:

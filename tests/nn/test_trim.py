@@ -13,7 +13,7 @@ from torch_geometric.nn.models.basic_gnn import BasicGNN
 import pyg_scale.nn
 from pyg_scale.datasets import planted_communities
 from pyg_scale.loader import NeighborLoader
-from pyg_scale.nn import accelerate, fallbacks, restore
+from pyg_scale.nn import accelerate, fallbacks, restore, trim
 from pyg_scale.nn.trim import TrimmedGNN, trim_to_layer
 from tests.nn.oracle import distance
 
@@ -31,6 +31,12 @@ def sample(seed=3, batch_size=16, **kwargs):
 @pytest.fixture(scope="module")
 def batch():
     return sample()
+
+
+@pytest.fixture(autouse=True)
+def few_rows_count(monkeypatch):
+    """However few rows a batch has, they are left out."""
+    monkeypatch.setattr(trim, "_LEAST_CUT", 0)
 
 
 class Edges(BasicGNN):
@@ -156,6 +162,41 @@ def test_seeds_get_what_the_whole_batch_gives_them(batch, name, num_layers):
     assert rows_of(ours, batch) == fewer
     all_rows = [sum(nodes[: 4 - i]) for i in range(num_layers)]
     assert rows_of(theirs, batch) == all_rows and sum(fewer) < 0.75 * sum(all_rows)
+
+
+@pytest.mark.parametrize("least", [0, 1500, 3000, 10_000])
+@pytest.mark.parametrize("name", ["SAGE", "GIN", "GAT", "GCN"])
+def test_few_rows_are_left_to_pyg(batch, name, least, monkeypatch):
+    """Each layer by itself, and the result has the same rows, whatever layers computed."""
+    monkeypatch.setattr(trim, "_LEAST_CUT", least)
+    theirs, ours = pair((MODELS | MODELS_OF_ALL_ROWS)[name], num_layers=3, out_channels=4)
+    assert far(outcome(ours, batch), outcome(theirs, batch)) < 1e-12
+    nodes, widths = batch.num_sampled_nodes, (8, 12, 12)
+    sizes = [sum(nodes[: 4 - i]) for i in range(3)]
+    cut = [0 if name == "GCN" else nodes[3 - i] for i in range(3)]
+    left_out = [n * width >= least for n, width in zip(cut, widths, strict=True)]
+    wanted = [size - n * out for size, n, out in zip(sizes, cut, left_out, strict=True)]
+    assert rows_of(ours, batch) == wanted
+    out = ours(batch.x, batch.edge_index, **arguments(ours, batch))
+    assert len(out) == nodes[0]
+
+
+def test_a_size_of_ones_own_and_the_one_that_was_measured(batch, monkeypatch):
+    monkeypatch.undo()
+    theirs, ours = pair(MODELS["SAGE"], num_layers=2, out_channels=4)
+    assert rows_of(ours, batch) == rows_of(theirs, batch)
+    accelerate(ours, min_work=0)
+    assert rows_of(ours, batch)[0] < rows_of(theirs, batch)[0]
+    restore(ours)
+    assert "min_work" not in vars(ours._trim)
+    accelerate(ours)
+    large = sample(batch_size=400)
+    assert 8 * large.num_sampled_nodes[-1] < 24_000 < 100 * large.num_sampled_nodes[-1]
+    large.x = torch.randn(large.num_nodes, 100, dtype=torch.float64)
+    wide = pyg.GraphSAGE(100, 12, num_layers=2, out_channels=4).double()
+    accelerate(wide)
+    assert rows_of(ours, sample(batch_size=400))[0] == large.num_nodes
+    assert rows_of(wide, large)[0] < large.num_nodes
 
 
 @pytest.mark.parametrize("name", MODELS_OF_ALL_ROWS)
@@ -323,6 +364,33 @@ def test_what_trim_to_layer_returns(batch):
         x, edge_index, values = of_pyg
     with pytest.raises(IndexError):
         trim_to_layer(5, nodes, edges, x, edge_index)
+
+
+def test_numbers_that_are_not_those_of_the_batch_cut_nothing_more_than_pyg():
+    x, none = torch.randn(3, 4), torch.empty(2, 0, dtype=torch.int64)
+    for layer, nodes, edges in ((0, [1, 9], [0]), (1, [1], [0, 0]), (0, [], [])):
+        of_pyg = torch_geometric.utils.trim_to_layer(layer, nodes, edges, x, none)
+        (left, kept), _, _ = trim_to_layer(layer, nodes, edges, x, none)
+        assert torch.equal(left, of_pyg[0]) and kept is left
+
+
+@pytest.mark.parametrize("kind", [pyg.GraphSAGE, pyg.GIN, pyg.GAT])
+def test_tiny_batches(kind):
+    none = torch.empty(2, 0, dtype=torch.int64)
+    cases = (
+        (0, [0, 0, 0], [0, 0], none),
+        (1, [1, 0, 0], [0, 0], none),
+        (2, [2, 0, 0], [0, 0], none),
+        (3, [1, 2, 0], [2, 0], torch.tensor([[1, 2], [0, 0]])),
+        (3, [1, 1, 1], [1, 1], torch.tensor([[1, 2], [0, 1]])),
+    )
+    for size, nodes, edges, edge_index in cases:
+        theirs, ours = pair(lambda **more: kind(4, 4, **more), num_layers=2)
+        given = {"num_sampled_nodes_per_hop": nodes, "num_sampled_edges_per_hop": edges}
+        x = torch.randn(size, 4, dtype=torch.float64)
+        found = ours(x, edge_index, **given)
+        assert found.shape == (nodes[0], 4)
+        assert distance(found, theirs(x, edge_index, **given)[: nodes[0]]) < 1e-12
 
 
 def test_other_edges_have_all_nodes_as_destinations(batch):
