@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -12,6 +11,7 @@ import torch_geometric.loader
 import torch_geometric.nn
 from torch import Tensor
 from torch_geometric.data import Data
+from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE
 
 import pyg_scale.nn
 from pyg_scale.loader import NeighborLoader
@@ -291,7 +291,7 @@ def _loading(sizes: Sizes, device: torch.device) -> list[Case]:
         loader = NeighborLoader(data, [15, 10, 5], **options)
         step = partial(next, _endless(loader))
         cases.append(Case(side=side, about={"graph": "small", "name": "loading"}, step=step))
-    with contextlib.suppress(ImportError):  # PyG's needs pyg-lib or torch-sparse
+    if WITH_PYG_LIB or WITH_TORCH_SPARSE:  # PyG cannot sample without
         theirs = torch_geometric.loader.NeighborLoader(data, [15, 10, 5], batch_size=1024)
         step = partial(next, _endless(theirs))
         cases.append(Case(side=PYG, about={"graph": "small", "name": "loading"}, step=step))
