@@ -38,16 +38,22 @@ class Groups {
   }
 
   void run(const char* name) {
-    int64_t size = 0;
-    for (const End* end : grouped_) size += end->rows + end->num_tiles();
-    Tensor counts = empty_like(like_, {size}, ScalarType::Int);
+    const int64_t most_hubs = args_.num_edges / kHub;
+    int64_t size = 1;
+    for (const End* end : grouped_) size += end->rows + end->num_tiles() * kTileApart + 1;
+    Tensor counts = empty_like(like_, {size + static_cast<int64_t>(grouped_.size()) * most_hubs},
+                               ScalarType::Int);
     args_.counts = data_of<int32_t>(counts);
     args_.num_counts = size;
-    int32_t* at = args_.counts;
+    int32_t *at = args_.counts, *hubs = at + size;
+    args_.arrived = at++;
     for (End* end : grouped_) {
       end->cursor = at;
       end->tiles = at + end->rows;
-      at = end->tiles + end->num_tiles();
+      end->num_hubs = end->tiles + end->num_tiles() * kTileApart;
+      end->hubs = hubs;
+      at = end->num_hubs + 1;
+      hubs += most_hubs;
     }
     Tensor by_destination = numbers(), by_source = numbers(ScalarType::Long);
     args_.by_destination = data_of<int32_t>(by_destination);

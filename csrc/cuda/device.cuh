@@ -186,6 +186,26 @@ PYG_SCALE_DEVICE int64_t most_of_warp(int64_t value) {
   return value;
 }
 
+// Waits until every block of the grid is here, and sees what they wrote. All of them run, as the
+// kernel is launched with launch_together. `arrived` is 0 at first, `awaited` too in each thread.
+PYG_SCALE_DEVICE void wait_for_grid(int32_t* arrived, int32_t& awaited) {
+#if defined(__CUDACC__)
+  awaited += static_cast<int32_t>(gridDim.x);
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    atomicAdd(arrived, 1);
+    while (*static_cast<volatile int32_t*>(arrived) < awaited) {
+    }
+    __threadfence();
+  }
+  __syncthreads();
+#else
+  (void)arrived, (void)awaited;
+  emulator::wait_for_grid();
+#endif
+}
+
 // Draws ######################################################################################
 
 // As in csrc/keys.h, where they are described.

@@ -5,6 +5,7 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -17,6 +18,7 @@ namespace pyg_scale::cuda {
 namespace {
 
 constexpr int kMajor = 75, kMinor = 76;             // attributes: compute capability
+constexpr int kMultiprocessors = 16;                // another one
 constexpr int kRelaxed = 2;                         // of captures
 constexpr unsigned kPortableAndMapped = 1u | 2;     // for every device, in its address space
 constexpr int kUnsupported = 900, kCaptured = 907;  // the first and last error of captures
@@ -101,6 +103,11 @@ struct Driver {
   Function<void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*,
            void**, void**>
       launch{"cuLaunchKernel"};
+  Function<void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*,
+           void**>
+      launch_together{"cuLaunchCooperativeKernel"};
+  Function<int*, void*, int, size_t> most_blocks{"cuOccupancyMaxActiveBlocksPerMultiprocessor"};
+  Function<uint64_t, unsigned, size_t, void*> fill{"cuMemsetD32Async"};
   Function<void*, size_t, unsigned> lock_host{"cuMemHostRegister_v2"};
   Function<void*> unlock_host{"cuMemHostUnregister"};
   Function<uint64_t*, void*, unsigned> host_pointer{"cuMemHostGetDevicePointer_v2"};
@@ -184,12 +191,29 @@ class Device {
     return functions_[kernel] = function;
   }
 
+  // The blocks of a kernel that half of the device runs at the same time, one at least.
+  int64_t half(void* function) {
+    const std::unique_lock lock(mutex_);
+    int64_t& found = halves_[function];
+    if (!found) {
+      int each = 0;
+      driver_.check(driver_.most_blocks.code(&each, function, kBlockThreads, 0),
+                    "cuOccupancyMaxActiveBlocksPerMultiprocessor");
+      const int64_t all = int64_t{each} * multiprocessors_;
+      if (all < 1) throw Failure(kFailed, "the device cannot run a block of a kernel");
+      found = all / 2 > 0 ? all / 2 : 1;
+    }
+    return found;
+  }
+
  private:
   explicit Device(int32_t index) {
     int device = 0, major = 0, minor = 0;
     driver_.check(driver_.device.code(&device, index), "cuDeviceGet");
     driver_.check(driver_.attribute.code(&major, kMajor, device), "cuDeviceGetAttribute");
     driver_.check(driver_.attribute.code(&minor, kMinor, device), "cuDeviceGetAttribute");
+    driver_.check(driver_.attribute.code(&multiprocessors_, kMultiprocessors, device),
+                  "cuDeviceGetAttribute");
     driver_.check(driver_.retain.code(&context_, device), "cuDevicePrimaryCtxRetain");
     capability_ = 10 * major + minor;
   }
@@ -216,9 +240,10 @@ class Device {
 
   const Driver& driver_ = Driver::get();
   void* context_ = nullptr;
-  int capability_ = 0;
+  int capability_ = 0, multiprocessors_ = 0;
   std::shared_mutex mutex_;
   std::unordered_map<std::string, void*> functions_;
+  std::unordered_map<void*, int64_t> halves_;
   std::map<std::string, void*> modules_;
 };
 
@@ -247,6 +272,34 @@ int launch(const Stream& stream, const Source& source, const std::string& kernel
         driver.launch.code(function, static_cast<unsigned>(blocks), static_cast<unsigned>(tiles), 1,
                            kBlockThreads, 1, 1, 0, stream.handle, given, nullptr),
         kernel.c_str());
+  });
+}
+
+int launch_together(const Stream& stream, const Source& source, const std::string& kernel,
+                    int64_t most, const void* args) {
+  if (most <= 0) return 0;
+  return guarded([&] {
+    const Driver& driver = Driver::get();
+    Device& device = Device::of(stream.device);
+    const Within within(device.context());
+    void* const function = device.function(source, kernel);
+    const int64_t blocks = std::min(most, device.half(function));
+    int lanes = 1;
+    void* given[] = {const_cast<void*>(args), &lanes};
+    driver.check(driver.launch_together.code(function, static_cast<unsigned>(blocks), 1, 1,
+                                             kBlockThreads, 1, 1, 0, stream.handle, given),
+                 kernel.c_str());
+  });
+}
+
+int clear(const Stream& stream, int32_t* data, int64_t count) {
+  if (count == 0) return 0;
+  return guarded([&] {
+    const Driver& driver = Driver::get();
+    const Within within(Device::of(stream.device).context());
+    driver.check(driver.fill.code(reinterpret_cast<uintptr_t>(data), 0, static_cast<size_t>(count),
+                                  stream.handle),
+                 "cuMemsetD32Async");
   });
 }
 

@@ -25,6 +25,15 @@ struct Source {
 int launch(const Stream& stream, const Source& source, const std::string& kernel, int64_t blocks,
            int64_t tiles, const void* args, int lanes);
 
+// Launches kernel(args) in one grid of at most `most` blocks, which all run at the same time: they
+// may wait for each other (wait_for_grid). The blocks take no more than half of the device, so that
+// other streams' kernels, such as NCCL's, need not end first.
+int launch_together(const Stream& stream, const Source& source, const std::string& kernel,
+                    int64_t most, const void* args);
+
+// Fills memory of the device with zeros, in the order of the stream.
+int clear(const Stream& stream, int32_t* data, int64_t count);
+
 // Memory of the host that every device may read. While a stream records a graph, the driver may
 // refuse to unmap it. That is no error, but `done` is false.
 int map_host(int32_t device, void* data, size_t bytes);

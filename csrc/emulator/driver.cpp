@@ -35,6 +35,7 @@ enum : int {
   kNotFound = 500,
   kInvalidHandle = 400,
   kAlreadyRegistered = 712,
+  kTooLarge = 720,
   kNotRegistered = 713,
   kCaptureUnsupported = 900,
 };
@@ -73,6 +74,16 @@ std::string image_of(const void* data) {
   return std::string(bytes, sections + size_t{size} * count);
 }
 
+int launch(const void* function, dim3 grid, dim3 size, unsigned shared_bytes, const void* stream,
+           void** args, bool together) {
+  const Loaded* loaded = static_cast<const Loaded*>(function);
+  if (stack.empty() || stack.back() != loaded->module->context) return kInvalidContext;
+  if (stream != kStream.handle || stack.back()->device != kStream.device) return kInvalidHandle;
+  if (size.x != pyg_scale::cuda::kBlockThreads || shared_bytes) return kInvalidValue;
+  ++counts.launches;
+  return run(grid, size, [&] { loaded->kernel->call(args); }, together);
+}
+
 }  // namespace
 
 extern "C" {
@@ -91,6 +102,7 @@ PYG_SCALE_DRIVER int cuGetErrorString(int code, const char** text) {
     case kNotFound: *text = "named symbol not found"; break;
     case kInvalidHandle: *text = "invalid resource handle"; break;
     case kAlreadyRegistered: *text = "part or all of it is registered already"; break;
+    case kTooLarge: *text = "too many blocks in cooperative launch"; break;
     case kNotRegistered: *text = "it is not registered"; break;
     case emulator::kLaunchFailed: *text = last_error(); break;
     default: *text = "invalid argument";
@@ -106,6 +118,10 @@ PYG_SCALE_DRIVER int cuDeviceGet(int* device, int ordinal) {
 PYG_SCALE_DRIVER int cuDeviceGetAttribute(int* value, int attribute, int) {
   const char* given = std::getenv("PYG_SCALE_EMULATOR_CAPABILITY");
   const int capability = given ? std::atoi(given) : 90;
+  if (attribute == 16) {  // few multiprocessors
+    *value = 3;
+    return 0;
+  }
   if (attribute != 75 && attribute != 76) return kInvalidValue;
   *value = attribute == 75 ? capability / 10 : capability % 10;
   return 0;
@@ -169,12 +185,35 @@ PYG_SCALE_DRIVER int cuModuleGetFunction(void** function, void* module, const ch
 PYG_SCALE_DRIVER int cuLaunchKernel(void* function, unsigned blocks, unsigned tiles, unsigned depth,
                                     unsigned x, unsigned y, unsigned z, unsigned shared_bytes,
                                     void* stream, void** args, void** extra) {
-  const Loaded* loaded = static_cast<const Loaded*>(function);
-  if (stack.empty() || stack.back() != loaded->module->context) return kInvalidContext;
+  return extra ? kInvalidValue
+               : launch(function, dim3(blocks, tiles, depth), dim3(x, y, z), shared_bytes, stream,
+                        args, false);
+}
+
+PYG_SCALE_DRIVER int cuLaunchCooperativeKernel(void* function, unsigned blocks, unsigned tiles,
+                                               unsigned depth, unsigned x, unsigned y, unsigned z,
+                                               unsigned shared_bytes, void* stream, void** args) {
+  if (blocks > 3 * 2) return kTooLarge;
+  return launch(function, dim3(blocks, tiles, depth), dim3(x, y, z), shared_bytes, stream, args,
+                true);
+}
+
+PYG_SCALE_DRIVER int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void*, int threads,
+                                                                 size_t shared_bytes) {
+  if (stack.empty() || threads != pyg_scale::cuda::kBlockThreads || shared_bytes) {
+    return kInvalidValue;
+  }
+  *blocks = 2;
+  return 0;
+}
+
+PYG_SCALE_DRIVER int cuMemsetD32Async(uint64_t data, unsigned value, size_t count, void* stream) {
+  if (stack.empty()) return kInvalidContext;
   if (stream != kStream.handle || stack.back()->device != kStream.device) return kInvalidHandle;
-  if (x != pyg_scale::cuda::kBlockThreads || shared_bytes || extra) return kInvalidValue;
   ++counts.launches;
-  return run(dim3(blocks, tiles, depth), dim3(x, y, z), [&] { loaded->kernel->call(args); });
+  auto* to = reinterpret_cast<unsigned*>(static_cast<uintptr_t>(data));
+  for (size_t i = 0; i < count; ++i) to[i] = value;
+  return 0;
 }
 
 PYG_SCALE_DRIVER int cuMemHostRegister_v2(void* data, size_t bytes, unsigned flags) {
@@ -233,6 +272,9 @@ void* find(const char* name) {
   PYG_SCALE_FIND(cuModuleLoadData)
   PYG_SCALE_FIND(cuModuleGetFunction)
   PYG_SCALE_FIND(cuLaunchKernel)
+  PYG_SCALE_FIND(cuLaunchCooperativeKernel)
+  PYG_SCALE_FIND(cuOccupancyMaxActiveBlocksPerMultiprocessor)
+  PYG_SCALE_FIND(cuMemsetD32Async)
   PYG_SCALE_FIND(cuMemHostRegister_v2)
   PYG_SCALE_FIND(cuMemHostUnregister)
   PYG_SCALE_FIND(cuMemHostGetDevicePointer_v2)

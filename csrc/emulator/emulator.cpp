@@ -73,7 +73,8 @@ struct Context {
 void change(Context& from, Context& to) { swapcontext(&from.at, &to.at); }
 #endif
 
-enum class State { kReady, kAtCollective, kAtBarrier, kDone };
+enum class State { kReady, kAtCollective, kAtBarrier, kAtGrid, kDone };
+enum class Outcome { kDone, kAtGrid, kFailed };  // of a block
 
 struct Thread {
   Context context;
@@ -109,6 +110,19 @@ void entry() {
 
 void give_way() { change(block.running->context, block.scheduler); }
 
+// Lets the threads of the block go on if all that are not done wait at the same kind of barrier.
+bool pass(State barrier) {
+  bool waiting = false;
+  for (const Thread& thread : block.threads) {
+    if (thread.state != barrier && thread.state != State::kDone) return false;
+    waiting = waiting || thread.state == barrier;
+  }
+  for (Thread& thread : block.threads) {
+    if (thread.state == barrier) thread.state = State::kReady;
+  }
+  return waiting;
+}
+
 // Lets the lanes of complete collectives go on. Returns whether there was one.
 bool resolve() {
   bool any = false;
@@ -137,16 +151,7 @@ bool resolve() {
     }
   }
   if (any) return true;
-  bool waiting = false;
-  for (const Thread& thread : block.threads) {
-    if (thread.state != State::kAtBarrier && thread.state != State::kDone) return false;
-    waiting = waiting || thread.state == State::kAtBarrier;
-  }
-  if (!waiting) return false;
-  for (Thread& thread : block.threads) {
-    if (thread.state == State::kAtBarrier) thread.state = State::kReady;
-  }
-  return true;
+  return pass(State::kAtBarrier);
 }
 
 std::string who(size_t number) {
@@ -173,13 +178,18 @@ std::string deadlock() {
   return "nobody can go on";
 }
 
-bool run_block(bool backward) {
-  const size_t count = block.threads.size();
+void prepare_block(size_t count) {
+  if (block.threads.size() != count) block.threads = std::vector<Thread>(count);
   for (Thread& thread : block.threads) {
     if (!thread.stack) thread.stack.reset(new char[kStackBytes]);
     thread.context.prepare(thread.stack.get(), entry);
     thread.state = State::kReady;
   }
+}
+
+// Runs the block to its end, or until it waits for the others of its grid.
+Outcome run_block(bool backward) {
+  const size_t count = block.threads.size();
   while (true) {
     bool left = false;
     for (size_t i = 0; i < count; ++i) {
@@ -189,15 +199,15 @@ bool run_block(bool backward) {
         block.running = &thread;
         here.thread = thread.index;
         change(block.scheduler, thread.context);
-        if (block.failed) return false;
+        if (block.failed) return Outcome::kFailed;
       }
       left = left || thread.state != State::kDone;
     }
-    if (!left) return true;
-    if (!resolve()) {
-      block.error = deadlock();
-      return false;
-    }
+    if (!left) return Outcome::kDone;
+    if (resolve()) continue;
+    if (pass(State::kAtGrid)) return Outcome::kAtGrid;
+    block.error = deadlock();
+    return Outcome::kFailed;
   }
 }
 
@@ -208,35 +218,53 @@ bool run_block(bool backward) {
 thread_local Here here;
 thread_local Counts counts;
 
-int run(dim3 grid, dim3 size, void (*call)(const void*), const void* body) {
+int run(dim3 grid, dim3 size, void (*call)(const void*), const void* body, bool together) {
   const char* order = std::getenv("PYG_SCALE_EMULATOR_ORDER");
   const bool backward = order && std::strcmp(order, "backward") == 0;
   const size_t count = size_t{size.x} * size.y * size.z;
-  if (count == 0 || count > 1024 || size_t{grid.x} * grid.y * grid.z == 0) {
-    return kNoLaunch;
-  }
-  if (block.threads.size() != count) block.threads = std::vector<Thread>(count);
-  for (size_t i = 0; i < count; ++i) {
-    block.threads[i].index =
-        dim3(static_cast<unsigned>(i % size.x), static_cast<unsigned>(i / size.x % size.y),
-             static_cast<unsigned>(i / size.x / size.y));
-  }
-  block.call = call;
-  block.body = body;
-  block.failed = false;
+  const size_t blocks = size_t{grid.x} * grid.y * grid.z;
+  if (count == 0 || count > 1024 || blocks == 0) return kNoLaunch;
   here.block_size = size;
   here.grid_size = grid;
-  const size_t blocks = size_t{grid.x} * grid.y * grid.z;
-  for (size_t i = 0; i < blocks; ++i) {
-    const size_t number = backward ? blocks - 1 - i : i;
-    here.block = dim3(static_cast<unsigned>(number % grid.x),
-                      static_cast<unsigned>(number / grid.x % grid.y),
-                      static_cast<unsigned>(number / grid.x / grid.y));
-    if (!run_block(backward)) {
-      message = block.error;
-      block.threads.clear();  // with their stacks: functions on them never returned
+  // Those that wait for the grid are kept; the fibers of others serve the next block.
+  std::vector<Block> waiting(together ? blocks : 0);
+  for (size_t rounds = 0, left = blocks; left > 0; ++rounds) {
+    size_t done = 0;
+    for (size_t i = 0; i < blocks; ++i) {
+      const size_t number = backward ? blocks - 1 - i : i;
+      here.block = dim3(static_cast<unsigned>(number % grid.x),
+                        static_cast<unsigned>(number / grid.x % grid.y),
+                        static_cast<unsigned>(number / grid.x / grid.y));
+      if (together) std::swap(block, waiting[number]);
+      if (rounds == 0) {
+        prepare_block(count);
+        for (size_t t = 0; t < count; ++t) {
+          block.threads[t].index =
+              dim3(static_cast<unsigned>(t % size.x), static_cast<unsigned>(t / size.x % size.y),
+                   static_cast<unsigned>(t / size.x / size.y));
+        }
+        block.call = call;
+        block.body = body;
+        block.failed = false;
+      }
+      Outcome outcome = run_block(backward);
+      if (outcome == Outcome::kAtGrid && !together) {
+        block.error = "a block waits for a grid whose blocks do not run together";
+        outcome = Outcome::kFailed;
+      }
+      done += outcome == Outcome::kDone;
+      if (outcome == Outcome::kFailed) {
+        message = block.error;
+        block.threads.clear();  // with their stacks: functions on them never returned
+        return kLaunchFailed;
+      }
+      if (together) std::swap(block, waiting[number]);
+    }
+    if (done != 0 && done != blocks) {
+      message = "some blocks wait for their grid, which others have left";
       return kLaunchFailed;
     }
+    left -= done;
   }
   return 0;
 }
@@ -265,6 +293,11 @@ uint64_t read(const uint64_t* values, uint32_t mask, int from, const char* what)
 
 void wait_for_block() {
   block.running->state = State::kAtBarrier;
+  give_way();
+}
+
+void wait_for_grid() {
+  block.running->state = State::kAtGrid;
   give_way();
 }
 

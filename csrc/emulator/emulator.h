@@ -1,8 +1,9 @@
 // CUDA's names for a C++ compiler: kernels run on the CPU, a thread at a time.
 //
 // The threads of a block are fibers that give way to each other at collectives only. Blocks run one
-// after the other. These things are checked: all lanes named in the mask of a collective arrive at
-// the same one; nobody reads from a lane that is not named; nobody waits for ever or traps; the
+// after the other, those of a cooperative launch up to the next wait for the grid, where what they
+// __shared__ is lost. These things are checked: all lanes named in the mask of a collective arrive
+// at the same one; nobody reads from a lane that is not named; nobody waits for ever or traps; the
 // alignment of what is read and written (if compiled with -fsanitize=alignment); every access to
 // memory (with a sanitizer). Not checked are races between threads, the order of memory, and the
 // time anything takes. PYG_SCALE_EMULATOR_ORDER=backward runs blocks and threads in the other
@@ -49,12 +50,14 @@ struct Kernel {
   void (*call)(void** args);
 };
 
-// Runs body() for every thread of a grid; returns 0 or an error.
-int run(dim3 grid, dim3 block, void (*call)(const void*), const void* body);
+// Runs body() for every thread of a grid; returns 0 or an error. If its blocks run together, they
+// may wait for each other.
+int run(dim3 grid, dim3 block, void (*call)(const void*), const void* body, bool together);
 
 template <typename Body>
-int run(dim3 grid, dim3 block, const Body& body) {
-  return run(grid, block, [](const void* of) { (*static_cast<const Body*>(of))(); }, &body);
+int run(dim3 grid, dim3 block, const Body& body, bool together = false) {
+  const auto call = [](const void* of) { (*static_cast<const Body*>(of))(); };
+  return run(grid, block, call, &body, together);
 }
 
 // Waits for the lanes in `mask`. Returns what each lane of the warp brought, valid until the next
@@ -63,6 +66,7 @@ const uint64_t* exchange(uint32_t mask, uint64_t value, const char* what);
 uint64_t read(const uint64_t* values, uint32_t mask, int lane, const char* what);
 int lane();
 void wait_for_block();
+void wait_for_grid();
 [[noreturn]] void fail(const char* message);
 const char* last_error();
 
@@ -146,6 +150,12 @@ template <typename T>
 T atomicAdd(T* at, T value) {
   const T old = *at;
   *at = static_cast<T>(old + value);
+  return old;
+}
+template <typename T>
+T atomicOr(T* at, T value) {
+  const T old = *at;
+  *at = static_cast<T>(old | value);
   return old;
 }
 template <typename T>

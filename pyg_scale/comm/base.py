@@ -316,6 +316,9 @@ class Communicator(ABC):
                 f"{name} needs one tensor for each of the {self.world_size} ranks "
                 f"(got {len(tensors)})"
             )
+        tensors = [
+            self._empty(t) if isinstance(t, Tensor) and t.numel() == 0 else t for t in tensors
+        ]
         for tensor in tensors:
             self._check(name, tensor)
         if tag is not None and not 0 <= tag < MAX_TAG:
@@ -324,6 +327,10 @@ class Communicator(ABC):
             with self._counting:
                 tag = MAX_TAG + next(self._calls) % MAX_TAG
         return self._exchange(name, [tensor.detach().contiguous() for tensor in tensors], tag)
+
+    def _empty(self, tensor: Tensor) -> Tensor:
+        """A tensor without numbers, such as that of a barrier, where this can send it from."""
+        return tensor
 
     def _check(self, name: str, tensor: Any) -> None:
         if not isinstance(tensor, Tensor) or tensor.layout != torch.strided:

@@ -45,6 +45,9 @@ class Counting(Communicator):
         self._lock = threading.Lock()
         self._traffic: dict[str, Traffic] = {}
 
+    def _empty(self, tensor: Tensor) -> Tensor:
+        return self.comm._empty(tensor)
+
     def _exchange(self, name: str, tensors: Sequence[Tensor], tag: int) -> Work[list[Tensor]]:
         work = self.comm._exchange(name, tensors, tag)
         self._sent(name, self._bytes(tensors))

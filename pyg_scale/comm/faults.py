@@ -79,6 +79,9 @@ class Faulty(Communicator):
         self.devices, self.group = comm.devices, comm.group
         self._exchanges = itertools.count()
 
+    def _empty(self, tensor: Tensor) -> Tensor:
+        return self.comm._empty(tensor)
+
     def _exchange(self, name: str, tensors: Sequence[Tensor], tag: int) -> Work[list[Tensor]]:
         number = next(self._exchanges)
         for fault in self.faults:

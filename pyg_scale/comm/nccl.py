@@ -57,12 +57,8 @@ class Nccl(Communicator):
         self._lock = threading.RLock()
         self._last: _Exchange | None = None
 
-    def _start(self, name: str, tensors: Sequence[Tensor], tag: int | None) -> Work[list[Tensor]]:
-        # a barrier, or a receiver of a broadcast, has nothing to send
-        moved = [
-            t.to(self.device) if isinstance(t, Tensor) and t.numel() == 0 else t for t in tensors
-        ]
-        return super()._start(name, moved, tag)
+    def _empty(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.device)
 
     def _exchange(self, name: str, tensors: Sequence[Tensor], tag: int) -> Work[list[Tensor]]:
         with self._lock:

@@ -7,6 +7,7 @@ import pickle
 import tempfile
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
@@ -16,6 +17,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+_DEVICES: deque[Any] = deque(maxlen=8)
+"""Gloo's devices of the last groups. Else the thread of a device may be the last one that holds it,
+and then it waits for itself and ends the process."""
 _PRELOADED = ["torch", "torch.distributed", "torch_geometric.nn", "pyg_scale.comm"]
 
 
@@ -159,6 +163,8 @@ def _answer(
             world_size=world_size,
             timeout=timedelta(seconds=limit / 2),
         )
+        group = dist.distributed_c10d._get_default_group()
+        _DEVICES.append(group._get_backend(torch.device("cpu")).options._devices)  # type: ignore[attr-defined]
         try:
             return pickle.dumps(("done", function(*args)))
         finally:

@@ -70,7 +70,7 @@ def pair(name: str) -> list[Any]:
 
 CHEAPER = {"sage", "gcn", "gat", "gatv2", "transformer"}
 """Layers of which PyG's path has more kernels than grouping the edges takes."""
-OF_GROUPING = 5
+OF_GROUPING = 2
 
 
 @pytest.mark.parametrize("order", ["a sampler's", "any"])

@@ -79,8 +79,28 @@ def test_padded_groups_are_those_of_a_stable_sort(way, num_loops, by_source):
             assert a.dtype == b.dtype and torch.equal(a, b)
 
 
+def hubs(num_edges):
+    """Most edges are those of a few nodes at either end, which a block sorts."""
+    generator = torch.Generator().manual_seed(3)
+    ends = torch.randint(40, (2, num_edges), generator=generator)
+    ends[0, torch.rand(num_edges, generator=generator) < 0.5] = 3
+    ends[1, torch.rand(num_edges, generator=generator) < 0.5] = 5
+    ends[:, :400] = 7  # side by side
+    return ends
+
+
+@pytest.mark.parametrize("num_loops", [-1, 40])
+def test_hubs_are_sorted_as_other_rows(way, num_loops):
+    """The last graph has more edges than a window has bits."""
+    for num_edges in (2_000, *([300_000] if way == "emulated" and num_loops < 0 else [])):
+        given = hubs(num_edges), 40, 40, num_loops, True
+        found = torch.ops.pyg_scale.csr_group_padded(*given)
+        for a, b in zip(found, grouped_plain(*given, padded=True), strict=True):
+            assert torch.equal(a, b)
+
+
 def test_transposed_edges_are_those_of_a_stable_sort(way):
-    for given in (edges(300), edges(0), many(700, 5000)):
+    for given in (edges(300), edges(0), many(700, 5000), hubs(2_000)):
         num_nodes = int(given.max()) + 1 if given.numel() else 5
         by_row = grouped(given, num_nodes, num_nodes)
         for kind in (torch.int32, torch.int64):

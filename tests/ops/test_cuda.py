@@ -34,7 +34,8 @@ def kernels(monkeypatch):
 @pytest.mark.usefixtures("kernels")
 class TestOnCuda:
     def test_every_check_of_the_benchmark(self):
-        found = list(gpu_check.check(device))
+        checks = gpu_check.checks(device, quick=True)
+        found = [gpu_check.attempt(name, run) for name, run in checks.items()]
         assert [check for check in found if not check.ok] == []
 
     @pytest.mark.parametrize("op", [*REDUCTIONS, "gat", "gatv2", "transformer"])
