@@ -18,14 +18,15 @@ constexpr int64_t kMostEdges = std::numeric_limits<int64_t>::max() / 8;  // byte
 
 std::tuple<Tensor, Tensor, Tensor> draw_neighbors(Tensors indptr, Tensors indices, Tensors edge_id,
                                                   Tensors node, Tensors seed, Tensors offset,
+                                                  Tensors begin, Tensors end, Tensors weight_prefix,
                                                   Integers num_edges, Integers num_nodes,
                                                   Integers key, Integers num_neighbors,
                                                   bool replace) {
   const size_t types = indptr.size();
   check(types > 0, "there is no edge type");
-  for (const size_t given :
-       {indices.size(), edge_id.size(), node.size(), seed.size(), offset.size(), num_edges.size(),
-        num_nodes.size(), key.size(), num_neighbors.size()})
+  for (const size_t given : {indices.size(), edge_id.size(), node.size(), seed.size(),
+                             offset.size(), begin.size(), end.size(), weight_prefix.size(),
+                             num_edges.size(), num_nodes.size(), key.size(), num_neighbors.size()})
     check(given == types, "lists must have an entry for each edge type");
   const OnDevice device(indptr[0]);
   Tensors kept;  // until the kernels are launched
@@ -47,12 +48,16 @@ std::tuple<Tensor, Tensor, Tensor> draw_neighbors(Tensors indptr, Tensors indice
     const int64_t positions = indices[t].numel();
     Column ids{nullptr, false};
     if (edge_id[t].numel()) ids = column(edge_id[t], positions, "edge_id");
-    const int64_t* seeds = nullptr;
-    if (seed[t].numel()) seeds = longs(seed[t], count, "seed");
+    const auto maybe = [&](const Tensor& tensor, int64_t numel, const char* name) {
+      return tensor.numel() ? longs(tensor, numel, name) : nullptr;
+    };
+    check((begin[t].numel() > 0) == (end[t].numel() > 0), "begin and end go together");
     of.push_back({longs(indptr[t], pointers, "indptr"), column(indices[t], -1, "indices"), ids,
-                  positions, pointers - 1, num_nodes[t], longs(node[t], count, "node"), seeds,
-                  longs(offset[t], count + 1, "offset"), count, num_edges[t], num_neighbors[t],
-                  total, static_cast<uint64_t>(key[t])});
+                  positions, pointers - 1, num_nodes[t], longs(node[t], count, "node"),
+                  maybe(seed[t], count, "seed"), longs(offset[t], count + 1, "offset"),
+                  maybe(begin[t], count, "begin"), maybe(end[t], count, "end"),
+                  maybe(weight_prefix[t], positions, "weight_prefix"), count, num_edges[t],
+                  num_neighbors[t], total, static_cast<uint64_t>(key[t])});
     total += num_edges[t];
   }
   Tensor row = empty_like(indptr[0], {total}, ScalarType::Long);

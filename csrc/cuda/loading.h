@@ -30,6 +30,9 @@ struct DrawnType {
   const int64_t* node;          // [count]
   const int64_t* seed;          // [count], which keys depend on, too; or null
   const int64_t* offset;        // [count + 1], where the edges of each node begin
+  // [count], the positions among which each node chooses; or null: all of its in-edges.
+  const int64_t *first_candidate, *end_of_candidates;
+  const int64_t* weight_prefix;  // [num_positions], or null
   int64_t count, num_edges, num_neighbors;
   int64_t begin;  // where the edges of the type begin among those of all types
   uint64_t key;
@@ -45,6 +48,33 @@ struct DrawNeighbors {
   bool replace;
 };
 static_assert(sizeof(DrawNeighbors) <= 4000);
+
+// The nodes that choose among their in-edges along one edge type.
+struct ChoosingType {
+  const int64_t* indptr;  // [num_rows + 1]
+  Column indices;
+  const int64_t* time;           // [num_positions], or null
+  const int64_t* neighbor_time;  // [num_nodes], or null
+  const int64_t* weight_prefix;  // [num_positions], or null
+  int64_t num_positions;         // of indices
+  int64_t num_rows, num_nodes;   // neighbours that have times are less than num_nodes
+  const int64_t* node;           // [count]
+  const int64_t* latest;         // [count], or null
+  const int64_t* after;          // [count], or null
+  int64_t count, num_neighbors;
+  int64_t begin;  // where the nodes of the type begin among those of all types
+};
+
+// candidates: see pyg_scale/ops/candidates.py.
+struct ChooseCandidates {
+  static constexpr int kTypes = 16;
+  ChoosingType of[kTypes];
+  int64_t first[kTypes + 1];      // the first warp of each type, and the number of warps
+  int64_t *begin, *end, *counts;  // of the nodes of all types
+  int32_t count;                  // of types
+  bool replace, last;
+};
+static_assert(sizeof(ChooseCandidates) <= 4000);
 
 // first_places: see pyg_scale/ops/first_places.py.
 struct FirstPlaces {
@@ -62,6 +92,8 @@ struct FirstPlaces {
 extern "C" {
 int pyg_scale_cuda_draw_neighbors(const pyg_scale::cuda::DrawNeighbors* args,
                                   pyg_scale::cuda::Stream stream);
+int pyg_scale_cuda_candidates(const pyg_scale::cuda::ChooseCandidates* args,
+                              pyg_scale::cuda::Stream stream);
 int pyg_scale_cuda_first_places(const pyg_scale::cuda::FirstPlaces* args,
                                 pyg_scale::cuda::Stream stream);
 int pyg_scale_cuda_gather_cached(const pyg_scale::cuda::GatherCached* args,

@@ -33,6 +33,11 @@ extern "C" int pyg_scale_cuda_draw_neighbors(const DrawNeighbors* args, Stream s
   return warps ? run(stream, "draw_neighbors", "draw_neighbors", grid_of(warps, kWarp), *args) : 0;
 }
 
+extern "C" int pyg_scale_cuda_candidates(const ChooseCandidates* args, Stream stream) {
+  const int64_t warps = args->first[args->count];
+  return warps ? run(stream, "candidates", "candidates", grid_of(warps, kWarp), *args) : 0;
+}
+
 extern "C" int pyg_scale_cuda_first_places(const FirstPlaces* args, Stream stream) {
   if (args->count == 0) return 0;
   int result = 0;

@@ -43,7 +43,7 @@ LOCK_SECONDS = 300.0
 _log = logging.getLogger("pyg_scale")
 _MAGIC = b"pyg_scale module 1\n"
 _KEEP_SECONDS = 30 * 24 * 3600
-_PROBE = "draw_neighbors"  # the smallest file
+_PROBE = "first_places"  # a small file
 _HELD, _MODULE, _ERROR = 0, 1, 2  # as in csrc/cuda/driver.h
 _CALLBACK = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_void_p

@@ -11,27 +11,23 @@ from torch import Tensor
 
 from pyg_scale.graph.topology import EdgeType, NodeType, Topology
 from pyg_scale.ops import keys
-from pyg_scale.ops.draw_neighbors import (
-    Counted,
-    Drawn,
-    Wanted,
-    counts_of,
-    draw_along_types,
-    offsets_of,
-)
+from pyg_scale.ops.candidates import Candidates, Choosing, candidates_along_types
+from pyg_scale.ops.draw_neighbors import Counted, Drawn, Wanted, draw_along_types, offsets_of
 from pyg_scale.sampler.base import NeighborSampler, Sample
 from pyg_scale.sampler.device_graph import DeviceGraph
 from pyg_scale.sampler.device_nodes import DeviceNodes, Met, NodesByHash, NodesInTable, joined
+from pyg_scale.sampler.times import TimeLimits, rows_of
 from pyg_scale.store.device.target import device_of, send
 
 
 class CudaSampler(NeighborSampler):
-    """Samples neighbours uniformly on a device, with or without replacement.
+    """Samples neighbours on a device, uniformly or by weight, within the times of seeds.
 
     Returns the bits of the other built-in samplers, as tensors on the device. The graph is copied
-    there when the sampler is bound, with 4 bytes for each node unless batches are disjoint. Batches
-    are sampled one at a time: a second thread waits. Each hop waits for the device once, for how
-    many nodes are new and how many edges they get.
+    there when the sampler is bound: its in-edges, their times and weights, the times of nodes, and
+    4 bytes for each node unless batches are disjoint. Batches are sampled one at a time: a second
+    thread waits. Each hop waits for the device once, for how many nodes are new and how many edges
+    they get.
 
     Args:
         args: See :class:`NeighborSampler`, as for ``kwargs``.
@@ -44,7 +40,10 @@ class CudaSampler(NeighborSampler):
     """
 
     supports: ClassVar[frozenset[str]] = frozenset(
-        {"hetero", "replace", "disjoint", "backward", "fixed", "links"}
+        {
+            *("hetero", "replace", "disjoint", "weighted", "node_time", "edge_time", "last"),
+            *("window", "strict", "backward", "fixed", "links"),
+        }
     )
 
     def __init__(self, *args: Any, device: Any = "cuda", **kwargs: Any) -> None:
@@ -85,6 +84,8 @@ class CudaSampler(NeighborSampler):
             sampler.weight_attr,
             sample_direction=sampler.sample_direction,
             redraw=sampler.redraw,
+            time_window=sampler.time_window,
+            strictly_earlier=sampler.strictly_earlier,
             device=device,
         )
         made.topology = sampler.topology
@@ -116,13 +117,13 @@ class CudaSampler(NeighborSampler):
             if self._done is not None:  # the batch before, on another stream, uses the same memory
                 torch.cuda.current_stream(self.device).wait_event(self._done)
             try:
-                batch = _Batch(topology, graph, seed, self)
+                batch = _Batch(topology, graph, seed, seed_time, self)
                 hops = self.hops()
                 depth = max(map(len, hops.values()), default=0)
                 for hop in range(depth):
                     if hop == 0:
                         batch.count_seeds({t: hops[t][0] for t in topology.edge_types})
-                    self._draw(graph, batch, hop, key)
+                    self._draw(batch, hop, key)
                     wanted = None
                     if hop + 1 < depth:
                         wanted = {t: hops[t][hop + 1] for t in topology.edge_types}
@@ -137,13 +138,13 @@ class CudaSampler(NeighborSampler):
                 self._done.record(torch.cuda.current_stream(self.device))
         return self._finish(out)
 
-    def _draw(self, graph: DeviceGraph, batch: _Batch, hop: int, key: int) -> None:
+    def _draw(self, batch: _Batch, hop: int, key: int) -> None:
         hops = self.hops()
         own = {
             t: keys.fold(key, keys.NEIGHBOR, hop, keys.edge_type_hash(t))
             for t in self._bound().edge_types
         }
-        batch.draw(graph.csc, own, {t: hops[t][hop] for t in own})
+        batch.draw(own, {t: hops[t][hop] for t in own})
 
     def _bound(self) -> Topology:
         assert self.topology is not None
@@ -170,12 +171,16 @@ class _Batch:
         topology: Topology,
         graph: DeviceGraph,
         seed: Mapping[NodeType, Tensor],
+        seed_time: Mapping[NodeType, Tensor] | None,
         sampler: NeighborSampler,
     ) -> None:
         self._topology, self._graph, self._replace = topology, graph, sampler.replace
+        self._last = sampler.temporal_strategy == "last"
         self._draws_by_seed = sampler.disjoint and sampler.redraw
         none = torch.empty(0, dtype=torch.int64)
         self._seed = {t: seed.get(t, none).to(torch.int64) for t in topology.node_types}
+        self._limits_here = None if seed_time is None else _limits(sampler, self._seed, seed_time)
+        self._limits = _there(self._limits_here, graph.device)
         self._nodes: dict[NodeType, DeviceNodes] = {}
         num_seeds = sum(node.numel() for node in self._seed.values())
         position = 0
@@ -200,18 +205,31 @@ class _Batch:
         Args:
             wanted: Number of draws for each node along every edge type.
         """
-        totals = _edges_of_seeds(self._topology, self._seed, wanted, self._replace)
-        for edge_type, k in wanted.items():
-            indptr = self._graph.csc[edge_type][0]
-            node = self._nodes[self._topology.expanded_type(edge_type)].frontier
-            if node.numel():
-                counts = counts_of(indptr, node, k, self._replace)
-                given = counts, offsets_of(counts), totals[edge_type]
-                self._counted[edge_type] = Counted(*given)
+        totals = _edges_of_seeds(
+            self._topology, self._seed, self._limits_here, wanted, self._replace, self._last
+        )
+        nodes = {t: self._nodes[self._topology.expanded_type(t)] for t in wanted}
+        asked = {
+            t: self._choosing(t, nodes[t].frontier, nodes[t].frontier_seed, k)
+            for t, k in wanted.items()
+            if nodes[t].frontier.numel()
+        }
+        for edge_type, found in self._candidates(asked).items():
+            offset = offsets_of(found.counts)
+            given = found.counts, offset, totals[edge_type], found.begin, found.end
+            self._counted[edge_type] = Counted(*given)
+
+    def _choosing(self, edge_type: EdgeType, node: Tensor, of: Tensor | None, k: int) -> Choosing:
+        """The choice of nodes; ``of`` has the positions of their seeds, if disjoint."""
+        graph = self._graph
+        return _choosing(self._topology, graph, self._limits, edge_type, node, of, k)
+
+    def _candidates(self, asked: Mapping[EdgeType, Choosing]) -> dict[EdgeType, Candidates]:
+        found = candidates_along_types([*asked.values()], self._replace, self._last)
+        return dict(zip(asked, found, strict=True))
 
     def draw(
         self,
-        csc: Mapping[EdgeType, tuple[Tensor, Tensor, Tensor | None]],
         key: Mapping[EdgeType, int],
         num_neighbors: Mapping[EdgeType, int],
     ) -> None:
@@ -229,7 +247,19 @@ class _Batch:
             size = topology.num_nodes[topology.neighbor_type(edge_type)]
             k = num_neighbors[edge_type]
             by_seed = nodes.frontier_seed if self._draws_by_seed else None
-            wanted[edge_type] = Wanted(*csc[edge_type], frontier, size, own, k, counted, by_seed)
+            csc = self._graph.csc[edge_type]
+            wanted[edge_type] = Wanted(
+                csc.indptr,
+                csc.indices,
+                csc.edge_id,
+                frontier,
+                size,
+                own,
+                k,
+                counted,
+                by_seed,
+                csc.weight_prefix,
+            )
         self._drawn |= dict(zip(wanted, draw_along_types([*wanted.values()], self._replace)))
 
     def end_hop(self, wanted: Mapping[EdgeType, int] | None) -> None:
@@ -258,17 +288,19 @@ class _Batch:
                 if begin and col.numel():
                     col = col + begin
                 self._edges[edge_type].append((self._drawn[edge_type], row, col))
-        found = [each.size for each in met.values()]
-        counts: dict[EdgeType, tuple[Tensor, Tensor]] = {}
+        sizes_met = [each.size for each in met.values()]
+        asked = {}
         for edge_type, k in (wanted or {}).items():
             here = met.get(topology.expanded_type(edge_type))
             if here is not None:
-                given = counts_of(self._graph.csc[edge_type][0], here.new, k, self._replace)
-                given = given * here.is_new
-                counts[edge_type] = given, offsets_of(given)
-                found.append(counts[edge_type][1][-1])
+                asked[edge_type] = self._choosing(edge_type, here.new, here.new_seed, k)
+        counts: dict[EdgeType, tuple[Candidates, Tensor, Tensor]] = {}
+        for edge_type, found in self._candidates(asked).items():
+            given = found.counts * met[topology.expanded_type(edge_type)].is_new
+            counts[edge_type] = found, given, offsets_of(given)
+            sizes_met.append(counts[edge_type][2][-1])
         self._counted = {}
-        numbers = iter(torch.stack(found).tolist() if found else [])  # waits
+        numbers = iter(torch.stack(sizes_met).tolist() if sizes_met else [])  # waits
         for node_type, nodes in self._nodes.items():
             size = next(numbers) if node_type in met else 0
             there = met.get(node_type)
@@ -277,9 +309,15 @@ class _Batch:
                 nodes.add(none, none)
             else:
                 nodes.add(there.new[:size], _first(there.new_seed, size))
-        for edge_type, (given, offset) in counts.items():
+        for edge_type, (found, given, offset) in counts.items():
             size = self._nodes[topology.expanded_type(edge_type)].frontier.numel()
-            self._counted[edge_type] = Counted(given[:size], offset[: size + 1], next(numbers))
+            self._counted[edge_type] = Counted(
+                given[:size],
+                offset[: size + 1],
+                next(numbers),
+                _first(found.begin, size),
+                _first(found.end, size),
+            )
         self._drawn = {}
 
     def _seeds_of(self, edge_types: Sequence[EdgeType]) -> Tensor | None:
@@ -324,16 +362,60 @@ def _first(tensor: Tensor | None, size: int) -> Tensor | None:
     return None if tensor is None else tensor[:size]
 
 
+def _limits(
+    sampler: NeighborSampler, seed: Mapping[NodeType, Tensor], seed_time: Mapping[NodeType, Tensor]
+) -> TimeLimits:
+    """The limits of all seeds, on the CPU."""
+    given = [seed_time[t].to("cpu", torch.int64) for t, node in seed.items() if node.numel()]
+    return sampler.time_limits(torch.cat(given) if given else torch.empty(0, dtype=torch.int64))
+
+
+def _there(limits: TimeLimits | None, device: torch.device) -> TimeLimits | None:
+    if limits is None:
+        return None
+    after = {edge_type: send(each, device) for edge_type, each in limits.after.items()}
+    return TimeLimits(send(limits.latest, device), after, limits.strict)
+
+
+def _choosing(
+    topology: Topology,
+    graph: Topology | DeviceGraph,
+    limits: TimeLimits | None,
+    edge_type: EdgeType,
+    node: Tensor,
+    of: Tensor | None,
+    k: int,
+) -> Choosing:
+    """The choice of nodes, in a graph wherever that is; see :meth:`_Batch._choosing`."""
+    csc = graph.csc[edge_type]
+    out = Choosing(csc.indptr, csc.indices, node, k, weight_prefix=csc.weight_prefix)
+    if limits is None or not topology.is_timed(edge_type):
+        return out
+    return out._replace(
+        time=csc.time,
+        neighbor_time=graph.node_time.get(topology.neighbor_type(edge_type)),
+        latest=rows_of(limits.latest, of),
+        after=rows_of(limits.after.get(edge_type), of),
+    )
+
+
 def _edges_of_seeds(
     topology: Topology,
     seed: Mapping[NodeType, Tensor],
+    limits: TimeLimits | None,
     wanted: Mapping[EdgeType, int],
     replace: bool,
+    last: bool,
 ) -> dict[EdgeType, int]:
-    """Number of edges that seeds get along each edge type, by the pointers on the CPU."""
-    found = {}
+    """Number of edges that seeds get along each edge type, by the graph on the CPU."""
+    position, of = 0, {}
+    for node_type, node in seed.items():
+        of[node_type] = torch.arange(position, position + node.numel())
+        position += node.numel()
+    asked = []
     for edge_type, k in wanted.items():
-        indptr = topology.csc[edge_type].indptr
-        node = seed[topology.expanded_type(edge_type)].to(indptr.device)
-        found[edge_type] = int(counts_of(indptr, node, k, replace).sum())
-    return found
+        kind = topology.expanded_type(edge_type)
+        node = seed[kind].to(topology.csc[edge_type].indptr.device)
+        asked.append(_choosing(topology, topology, limits, edge_type, node, of[kind], k))
+    found = candidates_along_types(asked, replace, last)
+    return {t: int(each.counts.sum()) for t, each in zip(wanted, found, strict=True)}

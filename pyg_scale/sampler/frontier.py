@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pyg_scale.graph.topology import CSC, EdgeType
+from pyg_scale.ops.candidates import first_where
 
 
 @dataclass(frozen=True)
@@ -70,13 +71,7 @@ class Frontier:
             condition: Takes one position per row, ``int64`` ``[n]``, and returns ``bool``
                 ``[n]``. Within a row it must not turn from true to false.
         """
-        low, high = self.begin, self.end
-        while bool((low < high).any()):
-            middle = (low + high) // 2
-            # A row that is done may ask about a position that does not exist.
-            holds = condition(middle.clamp(max=self.csc.num_edges - 1)) | (low >= high)
-            low, high = torch.where(holds, low, middle + 1), torch.where(holds, middle, high)
-        return low
+        return first_where(self.begin, self.end, self.csc.num_edges, condition)
 
     def at(self, row: Tensor) -> Frontier:
         """Some of the rows, ``int64`` ``[r]``."""

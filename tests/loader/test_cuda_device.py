@@ -74,7 +74,17 @@ def test_the_kernel_means_what_its_meaning_means(dtype: torch.dtype, shape: tupl
 @pytest.mark.parametrize("name", ["homogeneous", "heterogeneous"])
 @pytest.mark.parametrize(
     "more",
-    [{}, {"replace": True}, {"disjoint": True}, {"sample_direction": "backward"}],
+    [
+        {},
+        {"replace": True},
+        {"disjoint": True},
+        {"sample_direction": "backward"},
+        {"weight_attr": "weight"},
+        {"weight_attr": "weight", "replace": True},
+        {"time_attr": "time"},
+        {"time_attr": "when", "temporal_strategy": "last"},
+        {"time_attr": "when", "time_window": 3, "weight_attr": "weight"},
+    ],
     ids=str,
 )
 def test_samples_of_the_device_are_those_of_the_cpu(name: str, more: dict[str, Any]) -> None:
@@ -85,7 +95,10 @@ def test_samples_of_the_device_are_those_of_the_cpu(name: str, more: dict[str, A
     for key in range(20):
         generator = torch.Generator().manual_seed(key)
         seed = {kind: torch.randint(0, native.topology.num_nodes[kind], (9,), generator=generator)}
-        wanted, found = native.sample(seed, None, key), there.sample(seed, None, key)
+        time = None
+        if native.topology.is_temporal:
+            time = {kind: torch.randint(-1, 9, (9,), generator=generator)}
+        wanted, found = native.sample(seed, time, key), there.sample(seed, time, key)
         for field in ("node", "row", "col", "edge", "batch", "colptr"):
             for each, value in (getattr(found, field) or {}).items():
                 assert value.is_cuda

@@ -336,6 +336,36 @@ def test_the_default_sampler_is_that_of_the_device(workers: int) -> None:
 
 
 @pytest.mark.usefixtures("like_a_gpu")
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"weight_attr": "weight"},
+        {"weight_attr": "weight", "replace": True},
+        {"time_attr": "time"},
+        {"time_attr": "time", "temporal_strategy": "last", "weight_attr": "weight"},
+        {"time_attr": "when", "time_window": 4, "strictly_earlier": True},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("arguments", [HOMO, HETERO], ids=["homogeneous", "heterogeneous"])
+def test_weights_and_times_are_drawn_there(arguments: dict[str, Any], more: dict[str, Any]) -> None:
+    data = graphs.hostile() if arguments is HOMO else graphs.hetero()
+    given = {**arguments, **more}
+    plain = NeighborLoader(data, **arguments, device="cpu", device_memory="1MB")
+    if more.get("time_attr") == "when":
+        seeds = NeighborLoader(data, **arguments).input_data.node.numel()
+        given["input_time"] = torch.arange(seeds) % 9
+    for workers in (0, 2):
+        there = {"device": "cpu", "device_memory": "1MB", "num_workers": workers}
+        loader = NeighborLoader(data, **given, **there)
+        sampler = loader.node_sampler
+        assert isinstance(sampler, CudaSampler)
+        assert_same_batches(NeighborLoader(data, **given), loader)
+        assert sampler.num_bytes > plain.node_sampler.num_bytes - 4096  # no rows if disjoint
+        assert graph_bytes(sampler.topology, rows=not sampler.disjoint) == sampler.num_bytes
+
+
+@pytest.mark.usefixtures("like_a_gpu")
 def test_where_it_samples_on_the_cpu_and_why() -> None:
     data = graphs.hostile()
     features, graph = graphs.stores(data)
@@ -350,7 +380,9 @@ def test_where_it_samples_on_the_cpu_and_why() -> None:
 
     memory = {"device_memory": "1MB"}
     assert "does not support subgraph_type=" in why(data, subgraph_type="induced", **memory)
-    assert "does not support weight_attr=" in why(data, weight_attr="weight", **memory)
+    assert "does not support subgraph_type=" in why(
+        data, subgraph_type="bidirectional", weight_attr="weight", **memory
+    )
     assert why(data, device_memory=900).startswith("the graph takes ")
     assert why(data, neighbor_sampler="native") == "NativeSampler was asked for"
     assert "looks ahead" in why((Cached(features, "1kB"), graph))
@@ -362,17 +394,21 @@ def test_where_it_samples_on_the_cpu_and_why() -> None:
 @pytest.mark.usefixtures("like_a_gpu")
 @pytest.mark.parametrize("disjoint", [False, True])
 @pytest.mark.parametrize("negatives", [None, "binary", "triplet"])
-def test_links_are_sampled_there(negatives: str | None, disjoint: bool) -> None:
+@pytest.mark.parametrize("time_attr", [None, "when", "time"])
+def test_links_are_sampled_there(
+    negatives: str | None, disjoint: bool, time_attr: str | None
+) -> None:
     data = graphs.hostile()
     links = {**HOMO, "edge_label_index": data.edge_index[:, :50], "disjoint": disjoint}
-    links |= {"neg_sampling": negatives}
+    links |= {"neg_sampling": negatives, "time_attr": time_attr}
+    if time_attr:
+        links |= {"edge_label_time": torch.arange(50) % 8 + 1}
     loader = LinkNeighborLoader(data, **links, device="cpu", device_memory="1MB", num_workers=1)
     assert isinstance(loader.link_sampler, CudaSampler)
     assert_same_batches(LinkNeighborLoader(data, **links), loader)
     assert loader.stats()["device"]["sampling"]["where"] == "cpu"
-    assert graph_bytes(loader.link_sampler.topology, rows=not disjoint) == (
-        loader.link_sampler.num_bytes
-    )
+    rows = not (disjoint or time_attr)
+    assert graph_bytes(loader.link_sampler.topology, rows=rows) == (loader.link_sampler.num_bytes)
 
 
 def test_a_sampler_for_a_device_by_name_or_instance() -> None:

@@ -324,8 +324,28 @@ def hgt() -> Arguments:
 def draw() -> Arguments:
     lists = {**graph(), "edge_id": torch.arange(EDGES), "node": longs(0, 2), "seed": longs(1, 0)}
     lists |= {"offset": longs(0, 2, 4), "num_edges": 4, "num_nodes": NODES}
+    lists |= {"begin": none(), "end": none(), "weight_prefix": none()}
     lists |= {"key": 1, "num_neighbors": 2}
     return {**{name: [value] for name, value in lists.items()}, "replace": False}
+
+
+def weight_sums() -> Tensor:
+    """The running sums of weights within each node of the graph, one of which is 0."""
+    return longs(2, 5, 1, 1, 4, 6, 9, 3, 5, 7)
+
+
+def draw_by_weight() -> Arguments:
+    """Two of the three in-edges of a node, and both of another."""
+    changes = {"node": longs(2, 1), "offset": longs(0, 2, 4), "num_edges": 4}
+    changes |= {"begin": longs(4, 2), "end": longs(7, 4), "weight_prefix": weight_sums()}
+    return {**draw(), **{name: [value] for name, value in changes.items()}}
+
+
+def choosing(**changes: Any) -> Arguments:
+    lists = {**graph(), "time": longs(1, 3, 2, 2, 1, 4, 4, 0, 9, 5), "neighbor_time": none()}
+    lists |= {"weight_prefix": weight_sums(), "node": longs(0, 2), "latest": longs(2, 4)}
+    lists |= {"after": longs(0, 1), "num_neighbors": 1, **changes}
+    return {**{name: [value] for name, value in lists.items()}, "replace": False, "last": False}
 
 
 # Features, disks and sockets ####################################################################
@@ -630,7 +650,12 @@ CALLS: dict[str, Callable[[], Arguments]] = {
     "dot_product_attention_grad": lambda: grad_of(dot(fused, NODES, EDGES), NODES, EDGES, 9),
     "dot_product_attention_grad_by_source": lambda: by_source(fused, NODES, EDGES),
     "dot_product_attention_grad_by_source, long rows": lambda: by_source(long_targets, 3, LONG),
+    "candidates": choosing,
+    "candidates, times of nodes": lambda: choosing(
+        time=none(), neighbor_time=longs(0, 1, 2, 3, 4, 5), weight_prefix=none()
+    ),
     "draw_neighbors": draw,
+    "draw_neighbors, by weight": draw_by_weight,
     "edge_buckets": lambda: {
         "dst": longs(5, 0, 3, 2),
         "src": longs(1, 2, 3, 4),

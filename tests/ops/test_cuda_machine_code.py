@@ -16,7 +16,7 @@ from pyg_scale.ops import nvcc, sources
 DEVICES = ("80", "90", "100")
 FILES = (
     *("sum", "extreme", "weight_grad", "attention", "attention_grad", "adjacency"),
-    *("draw_neighbors", "first_places"),
+    *("candidates", "draw_neighbors", "first_places"),
 )
 IN_FLIGHT = {  # wide loads that nothing waits for in between; the compiler may delay the last one
     "sum_float_16": 4,

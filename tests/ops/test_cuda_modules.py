@@ -24,7 +24,7 @@ from tests.ops import emulated
 ROOT = Path(__file__).parents[2]
 KINDS = ("float", "double", "Bfloat16", "Half")
 FILES = ("sum", "extreme", "weight_grad", "attention", "attention_grad")
-WITHOUT_TYPES = ("adjacency", "draw_neighbors", "first_places", "gather_cached")
+WITHOUT_TYPES = ("adjacency", "candidates", "draw_neighbors", "first_places", "gather_cached")
 
 needs_nvrtc = pytest.mark.skipif(
     nvrtc.find() is None,
@@ -238,7 +238,7 @@ def test_an_error_has_the_log_and_what_to_do():
 def test_a_device_that_is_later_than_the_compiler_gets_ptx(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     made = cuda_modules.module("draw_neighbors", "", 990)
-    assert b".visible .entry draw_positions(" in made
+    assert b".visible .entry draw_neighbors(" in made
     assert made.endswith(b"\0")  # as the driver wants it
 
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from pyg_scale.ops import keys
+from pyg_scale.ops.candidates import counts_of
 from pyg_scale.ops.draw_neighbors import (
     Counted,
     Drawn,
     Wanted,
-    counts_of,
     draw_along_types,
     draw_neighbors,
     offsets_of,
@@ -38,11 +38,27 @@ def in_edges(index_dtype: torch.dtype, with_ids: bool) -> tuple[Tensor, Tensor, 
     return indptr, indices, ids
 
 
+def weight_sums() -> Tensor:
+    """The running sums of weights within each node; many are 0, and some are large."""
+    generator = torch.Generator().manual_seed(3)
+    weight = torch.randint(0, 2**32, (sum(DEGREES),), generator=generator)
+    weight >>= torch.randint(0, 33, weight.shape, generator=generator)
+    weight[::3] = 0
+    weight[sum(DEGREES[:6]) : sum(DEGREES[:7])] = 0  # all of a node
+    return torch.cat([each.cumsum(0) for each in weight.split(DEGREES)])
+
+
 def expected(
-    graph: Any, node: Tensor, key: int, k: int, replace: bool, seed: Tensor | None = None
+    graph: Any,
+    node: Tensor,
+    key: int,
+    k: int,
+    replace: bool,
+    seed: Tensor | None = None,
+    prefix: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    nodes = ExpandedNodes(node, node, seed)
-    return expand_neighbors(InEdges(*graph, None, None, NUM_NODES), nodes, key, k, Choice(replace))
+    nodes, in_edges = ExpandedNodes(node, node, seed), InEdges(*graph, None, prefix, NUM_NODES)
+    return expand_neighbors(in_edges, nodes, key, k, Choice(replace))
 
 
 def assert_drawn(found: Drawn, wanted: tuple[Tensor, ...]) -> None:
@@ -86,6 +102,33 @@ def test_the_draws_are_those_of_the_sampler(way, replace, index_dtype, with_ids,
         seed = torch.randint(0, 9, (40,), generator=generator) if by_seed else None
         found = way(*graph, node, NUM_NODES, key, k, replace=replace, seed=seed)
         assert_drawn(found, expected(graph, node, key, k, replace, seed))
+
+
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("index_dtype", [torch.int64, torch.int32], ids=str)
+def test_the_draws_by_weight_are_those_of_the_sampler(way, replace, index_dtype):
+    graph, prefix = in_edges(index_dtype, True), weight_sums()
+    generator = torch.Generator().manual_seed(1)
+    for k in KS:
+        node = torch.randint(0, len(DEGREES), (40,), generator=generator)
+        seed = torch.randint(0, 9, (40,), generator=generator)
+        key = keys.fold(k, 5)
+        found = way(
+            *(*graph, node, NUM_NODES, key, k), replace=replace, seed=seed, weight_prefix=prefix
+        )
+        assert_drawn(found, expected(graph, node, key, k, replace, seed, prefix))
+
+
+def test_sums_that_do_not_rise_end_the_kernel():
+    graph, prefix = in_edges(torch.int64, True), weight_sums()
+    node = torch.tensor([DEGREES.index(1000)])
+    counted = Counted(torch.tensor([3]), torch.tensor([0, 3]), 3)
+    with emulated.instead_of():
+        for replace in (False, True):
+            for damaged in (-prefix, prefix - 2**62):
+                wanted = Wanted(*graph, node, NUM_NODES, 1, 3, counted, None, damaged)
+                with pytest.raises(RuntimeError, match="draw_neighbors failed: the kernel trapped"):
+                    draw_along_types([wanted], replace)
 
 
 def test_many_edge_types_are_one_kernel_or_a_few(way):
@@ -144,6 +187,19 @@ def test_a_graph_that_is_damaged_ends_the_kernel():
         {"disjoint": True},
         {"disjoint": True, "replace": True, "redraw": False},
         {"sample_direction": "backward"},
+        {"weight_attr": "weight"},
+        {"weight_attr": "weight", "replace": True},
+        {"weight_attr": "weight", "disjoint": True, "sample_direction": "backward"},
+        {"time_attr": "time"},
+        {"time_attr": "when"},
+        {"time_attr": "when", "temporal_strategy": "last"},
+        {"time_attr": "time", "temporal_strategy": "last", "sample_direction": "backward"},
+        {"time_attr": "when", "replace": True, "redraw": False},
+        {"time_attr": "time", "weight_attr": "weight"},
+        {"time_attr": "when", "weight_attr": "weight", "replace": True},
+        {"time_attr": "when", "weight_attr": "weight", "temporal_strategy": "last"},
+        {"time_attr": "when", "time_window": 3, "weight_attr": "weight"},
+        {"time_attr": "time", "time_window": 2, "strictly_earlier": True},
     ],
     ids=str,
 )
@@ -157,9 +213,12 @@ def test_batches_of_the_whole_sampler_in_the_emulator(name, more):
     for key in range(8):
         generator = torch.Generator().manual_seed(key)
         seed = {kind: torch.randint(0, count, (12,), generator=generator)}  # some more than once
+        time = None
+        if native.topology.is_temporal:  # some see nothing, some all
+            time = {kind: torch.randint(-1, 9, (12,), generator=generator)}
         with emulated.instead_of():
-            found = here.sample(seed, None, key)
-        wanted = native.sample(seed, None, key)
+            found = here.sample(seed, time, key)
+        wanted = native.sample(seed, time, key)
         for field in ("node", "row", "col", "edge", "batch", "colptr"):
             ours, theirs = getattr(found, field), getattr(wanted, field)
             assert (ours is None) == (theirs is None), field
@@ -176,6 +235,9 @@ FAULTS = {
     "PYG_SCALE_FAULT_NO_SCAN": "the draws of a node differ",
     "PYG_SCALE_FAULT_NO_EARLIER_ROUNDS": "the draws of a node differ",
     "PYG_SCALE_FAULT_SAME_FOR_ALL_SEEDS": "the draws of a node differ",
+    "PYG_SCALE_FAULT_NO_BASE": "the draws of a node differ",
+    "PYG_SCALE_FAULT_ONCE_LEFT": "the draws of a node differ",
+    "PYG_SCALE_FAULT_PICKS_STAY": "the kernel trapped",
     "PYG_SCALE_FAULT_NO_CHECKS": "AddressSanitizer: heap-buffer-overflow",
 }
 

@@ -178,11 +178,11 @@ def test_which_devices_code_and_ptx_run_on(held, serves, not_):
 @pytest.mark.skipif(not library.compiled(), reason="the kernels are not compiled")
 def test_a_compiler_that_fails_is_found_before_the_first_op(monkeypatch):
     def fails(*what):
-        raise KernelsError("NVRTC cannot compile draw_neighbors.cu. Its log: no")
+        raise KernelsError("NVRTC cannot compile first_places.cu. Its log: no")
 
     monkeypatch.setattr(cuda_modules, "way", lambda path, capability: ("NVRTC", ""))
     monkeypatch.setattr(cuda_modules, "module", fails)
-    assert library.why_not_on_cuda(90) == "NVRTC cannot compile draw_neighbors.cu. Its log: no"
+    assert library.why_not_on_cuda(90) == "NVRTC cannot compile first_places.cu. Its log: no"
 
 
 def test_the_real_library_needs_no_cuda():

@@ -85,8 +85,13 @@ def place(indptr: Tensor) -> object:
 
 def draw(indptr: Tensor) -> object:
     offset = torch.tensor([0, 2])
-    lists = [indptr], [indices()], [NONE], [ALL[1:2]], [NONE], [offset], [2], [3], [1], [2]
-    return ops.draw_neighbors(*lists, False)
+    lists = [indptr], [indices()], [NONE], [ALL[1:2]], [NONE], [offset], [NONE], [NONE], [NONE]
+    return ops.draw_neighbors(*lists, [2], [3], [1], [2], False)
+
+
+def choose(indptr: Tensor) -> object:
+    lists = [indptr], [indices()], [NONE], [NONE], [NONE], [ALL[1:2]], [NONE], [NONE]
+    return ops.candidates(*lists, [2], False, False)
 
 
 CALLS = {
@@ -96,6 +101,7 @@ CALLS = {
     "hgt_sample": hgt,
     "stream_partition": place,
     "draw_neighbors": draw,
+    "candidates": choose,
     "breadth_first": lambda indptr: ops.breadth_first(indptr, indices()),
     "is_edge": lambda indptr: ops.is_edge(indptr, indices(), ALL, ALL),
     "random_walk": lambda indptr: ops.random_walk(indptr, indices(), None, ALL, ALL, 2, 1, True, 1),
@@ -137,13 +143,15 @@ def test_draws_fill_every_place() -> None:
     indptr, offset = torch.tensor([0, 2, 3, EDGES]), torch.tensor([1, 3])
     with pytest.raises(ValueError, match="offset must go from 0"):
         ops.draw_neighbors(
-            [indptr], [indices()], [NONE], [ALL[:1]], [NONE], [offset], [3], [3], [1], [2], False
+            *([indptr], [indices()], [NONE], [ALL[:1]], [NONE], [offset], [NONE], [NONE], [NONE]),
+            *([3], [3], [1], [2], False),
         )
 
 
 def test_draws_that_are_too_many_together() -> None:
     pointers = [torch.tensor([0, 2, 3, EDGES])] * 2
-    others = [indices()] * 2, [NONE] * 2, [ALL[:1]] * 2, [NONE] * 2, [torch.tensor([0, 2])] * 2
+    offset, none = torch.tensor([0, 2]), [NONE] * 2
+    others = [indices()] * 2, none, [ALL[:1]] * 2, none, [offset] * 2, none, none, none
     with pytest.raises(ValueError, match="num_edges are too many together"):
         ops.draw_neighbors(pointers, *others, [2**62] * 2, [3] * 2, [1, 2], [2] * 2, False)
 

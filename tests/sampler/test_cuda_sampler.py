@@ -33,6 +33,10 @@ def academic() -> HeteroData:
     for edge_type in EDGE_TYPES:
         ends = [torch.randint(SIZES[t], (1500,), generator=generator) for t in edge_type[::2]]
         data[edge_type].edge_index = torch.stack(ends)
+        data[edge_type].when = torch.randint(0, 50, (1500,), generator=generator)
+        data[edge_type].weight = torch.randint(0, 3, (1500,), generator=generator).float()
+    for node_type in ("paper", "author"):  # along other edge types nothing is too late
+        data[node_type].time = torch.randint(0, 50, (SIZES[node_type],), generator=generator)
     return data
 
 
@@ -46,16 +50,29 @@ def assert_same(found: Any, wanted: Any) -> None:
     assert found.num_sampled_edges == wanted.num_sampled_edges
 
 
-@pytest.mark.parametrize("disjoint", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"disjoint": True},
+        {"weight_attr": "weight"},
+        {"time_attr": "time"},
+        {"time_attr": "when", "temporal_strategy": "last", "weight_attr": "weight"},
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("hops", [[3], [4, 3], [3, 2, 2]], ids=len)
 def test_a_hop_waits_once_for_all_edge_types(
-    hops: list[int], disjoint: bool, monkeypatch: Any
+    hops: list[int], options: dict[str, Any], monkeypatch: Any
 ) -> None:
     data = academic()
-    native = NativeSampler(data, hops, disjoint=disjoint)
-    here = CudaSampler(data, hops, disjoint=disjoint, device="cpu")
+    native = NativeSampler(data, hops, **options)
+    here = CudaSampler(data, hops, **options, device="cpu")
     seed: dict[Any, Tensor] = {"paper": torch.arange(0, 300, 17)}
-    wanted = native.sample(seed, None, 5)
+    time = None
+    if "time_attr" in options:
+        time = {"paper": torch.arange(18) * 3}
+    wanted = native.sample(seed, time, 5)
     count = cuda._edges_of_seeds
 
     def count_on_the_cpu(*args: Any) -> Any:
@@ -67,10 +84,12 @@ def test_a_hop_waits_once_for_all_edge_types(
 
     monkeypatch.setattr(cuda, "_edges_of_seeds", count_on_the_cpu)
     with on_cuda(monkeypatch) as launched:
-        found = here.sample(seed, None, 5)
+        found = here.sample(seed, time, 5)
     assert launched.waits == len(hops)
     assert launched.names.count("pyg_scale::draw_neighbors") == len(hops)
-    assert len(launched.names) <= (190 if disjoint else 145) * len(hops)
+    special = bool(time or here.weight_attr)
+    assert launched.names.count("pyg_scale::candidates") == special * len(hops)
+    assert len(launched.names) <= (195 if here.disjoint else 145) * len(hops)
     assert_same(found, wanted)
 
 

@@ -25,13 +25,19 @@ def compiled():
 def test_every_check_passes():
     found = [attempt(name, run) for name, run in gpu_loading.checks(CPU).items()]
     assert [check for check in found if not check.ok] == []
-    assert len(found) == 3 + len(gpu_loading.OPTIONS) + 6
+    assert len(found) == 4 + len(gpu_loading.OPTIONS) + len(gpu_loading.HETERO_OPTIONS) + 6
 
 
 @pytest.mark.parametrize("options", gpu_loading.OPTIONS, ids=str)
 def test_draws_pass_in_the_emulator(options):
     with emulated.instead_of():
         assert "equal" in gpu_loading._draws(options, CPU)
+
+
+@pytest.mark.parametrize("options", gpu_loading.HETERO_OPTIONS[1::3], ids=str)
+def test_draws_of_several_types_pass_in_the_emulator(options):
+    with emulated.instead_of():
+        assert "equal" in gpu_loading._draws(options, CPU, of=gpu_loading.hetero_graph)
 
 
 def test_what_is_wrong_is_found(monkeypatch):

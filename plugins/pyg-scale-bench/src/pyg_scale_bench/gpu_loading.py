@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Data, TensorAttr
+from torch_geometric.data import Data, HeteroData, TensorAttr
 
 from pyg_scale.graph.topology import NodeType
 from pyg_scale.loader import LinkNeighborLoader, NeighborLoader
@@ -25,7 +26,18 @@ OPTIONS: tuple[dict[str, Any], ...] = (
     {"disjoint": True},
     {"disjoint": True, "redraw": False},
     {"sample_direction": "backward"},
+    {"weight_attr": "weight"},
+    {"weight_attr": "weight", "replace": True},
+    {"time_attr": "time"},
+    {"time_attr": "time", "temporal_strategy": "last", "sample_direction": "backward"},
+    {"time_attr": "when"},
+    {"time_attr": "when", "temporal_strategy": "last"},
+    {"time_attr": "when", "time_window": 40, "strictly_earlier": True},
+    {"time_attr": "when", "weight_attr": "weight"},
+    {"time_attr": "time", "weight_attr": "weight", "replace": True},
 )
+HETERO_OPTIONS = (OPTIONS[0], *OPTIONS[5:])
+_LATEST = 100
 _SEEDS: dict[str, Any] = {
     "num_neighbors": [7, 5, -1],
     "batch_size": 128,
@@ -41,6 +53,10 @@ def checks(device: torch.device) -> Checks:
         found[f"rows from the device and {host}"] = partial(_rows, host, device)
     for options in OPTIONS:
         found[f"draws of the sampler{_named(options)}"] = partial(_draws, options, device)
+    for options in HETERO_OPTIONS:
+        name = f"draws of the sampler, several types{_named(options)}"
+        found[name] = partial(_draws, options, device, of=hetero_graph)
+    found["batches by weight and time"] = partial(_timed, device)
     found["batches around links"] = partial(_links, device)
     found["pointers of a batch that is moved"] = partial(_moved, device)
     for memory in (0, _BUDGET, "16MB"):
@@ -59,6 +75,36 @@ def graph() -> Data:
     data.x = torch.randn(nodes, 100, generator=generator)
     data.y = torch.randint(0, 47, (nodes,), generator=generator)
     data.edge_attr = torch.randn(edges, 3, generator=generator)
+    return data
+
+
+def timed_graph() -> Data:
+    """The same graph with times of nodes and edges, and weights, of which many are 0."""
+    generator, data = torch.Generator().manual_seed(3), graph()
+    data.time = torch.randint(0, _LATEST, (data.num_nodes,), generator=generator)
+    data.when = torch.randint(0, _LATEST, (data.num_edges,), generator=generator)
+    data.weight = torch.rand(data.num_edges, generator=generator).pow(8)
+    data.weight[::3] = 0
+    data.weight[data.edge_index[1] == 7] = 0
+    return data
+
+
+def hetero_graph() -> HeteroData:
+    """Two node types and four edge types; the nodes of one type have no times."""
+    generator, data = torch.Generator().manual_seed(4), HeteroData()
+    sizes = {"item": 1000, "tag": 40}
+    for node_type, size in sizes.items():
+        data[node_type].num_nodes = size
+    data["item"].time = torch.randint(0, _LATEST, (1000,), generator=generator)
+    for edge_type in (
+        *(("item", "to", "item"), ("item", "like", "item")),
+        *(("item", "has", "tag"), ("tag", "of", "item")),
+    ):
+        ends = [torch.rand(4000, generator=generator).pow(2) * sizes[t] for t in edge_type[::2]]
+        store = data[edge_type]
+        store.edge_index = torch.stack(ends).to(torch.int64)
+        store.when = torch.randint(0, _LATEST, (4000,), generator=generator)
+        store.weight = torch.randint(0, 4, (4000,), generator=generator).float()
     return data
 
 
@@ -90,23 +136,51 @@ def _named(options: dict[str, Any]) -> str:
     return "".join(f", {name}={value}" for name, value in options.items())
 
 
-def _draws(options: dict[str, Any], device: torch.device) -> str:
-    data, hops = graph(), [7, 5, -1]
+def _draws(
+    options: dict[str, Any],
+    device: torch.device,
+    of: Callable[[], Data | HeteroData] = timed_graph,
+) -> str:
+    data, hops = of(), [7, 5, -1]
     edges = 0
     native = NativeSampler(data, hops, **options)
     there = CudaSampler(data, hops, **options, device=device)
+    kind: NodeType = "item" if isinstance(data, HeteroData) else None
     for key in range(10):
         generator = torch.Generator().manual_seed(key)
-        seed: dict[NodeType, Tensor] = {None: torch.randint(0, 1000, (50,), generator=generator)}
-        wanted, found = native.sample(seed, None, key), there.sample(seed, None, key)
+        seed: dict[NodeType, Tensor] = {kind: torch.randint(0, 1000, (50,), generator=generator)}
+        time: dict[NodeType, Tensor] | None = None
+        if "time_attr" in options:
+            time = {kind: torch.randint(-1, _LATEST + 1, (50,), generator=generator)}
+        wanted, found = native.sample(seed, time, key), there.sample(seed, time, key)
         for name in ("node", "row", "col", "edge", "batch", "colptr"):
             ours, theirs = getattr(found, name), getattr(wanted, name)
-            if theirs is not None:
-                same = torch.equal(ours[None].cpu(), theirs[None])
-                _require(same, f"{name} of batch {key} differs")
+            for each, tensor in (theirs or {}).items():
+                same = torch.equal(ours[each].cpu(), tensor)
+                _require(same, f"{name} of batch {key} differs{_of(each)}")
         _require(found.num_sampled_nodes == wanted.num_sampled_nodes, "counts differ")
-        edges += wanted.row[None].numel()
+        _require(found.num_sampled_edges == wanted.num_sampled_edges, "counts of edges differ")
+        edges += sum(row.numel() for row in wanted.row.values())
     return f"{edges} edges, equal"
+
+
+def _of(kind: object) -> str:
+    return "" if kind is None else f" for {kind}"
+
+
+def _timed(device: torch.device) -> str:
+    data = timed_graph()
+    options: dict[str, Any] = {**_SEEDS, "time_attr": "time", "weight_attr": "weight"}
+    loader = NeighborLoader(data, **options, device=device, device_memory="16MB", num_workers=2)
+    _require_same(NeighborLoader(data, **options), loader)
+    return f"equal; sampled on {loader.stats()['device']['sampling']['where']}"
+
+
+def _require_same(wanted: Iterable[Any], found: Iterable[Any]) -> None:
+    for expected, batch in zip(wanted, found, strict=True):
+        for name, value in expected.to_dict().items():
+            if isinstance(value, Tensor):
+                _require(torch.equal(batch[name].cpu(), value), f"{name} differs")
 
 
 def _links(device: torch.device) -> str:
@@ -115,10 +189,7 @@ def _links(device: torch.device) -> str:
     for disjoint in (False, True):
         options |= {"neg_sampling": "binary", "disjoint": disjoint}
         loader = LinkNeighborLoader(data, **options, device=device, device_memory="16MB")
-        for expected, batch in zip(LinkNeighborLoader(data, **options), loader, strict=True):
-            for name, value in expected.to_dict().items():
-                if isinstance(value, Tensor):
-                    _require(torch.equal(batch[name].cpu(), value), f"{name} differs")
+        _require_same(LinkNeighborLoader(data, **options), loader)
     return f"equal; sampled on {loader.stats()['device']['sampling']['where']}"
 
 
