@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <mutex>
 #include <system_error>
 #include <thread>
@@ -27,9 +28,26 @@ namespace pyg_scale {
 namespace {
 
 constexpr int64_t kThreads = 16;          // a fast device wants many reads under way
-constexpr int64_t kFewRuns = 32;          // making a ring takes as long as a few reads
 constexpr int64_t kRingBytes = 16 << 20;  // of buffers, as sixteen threads have at most
 constexpr int64_t kLeastDepth = 16, kMostDepth = 128;
+
+// The ring of this thread, kept between calls: making one takes as long as dozens of reads.
+class KeptRing {
+ public:
+  IoRing& get() {
+    if (!ring_ || process_ != getpid()) {  // after a fork the ring is the other process's
+      ring_ = std::make_unique<IoRing>(static_cast<unsigned>(kMostDepth));
+      process_ = getpid();
+    }
+    return *ring_;
+  }
+
+  void drop() { ring_.reset(); }
+
+ private:
+  std::unique_ptr<IoRing> ring_;
+  pid_t process_ = 0;
+};
 
 struct Wanted {
   int64_t row;       // of the file
@@ -114,10 +132,7 @@ class Reader {
 
   // Uses a ring where there is one and it pays, unless a number of threads was asked for.
   void read(int64_t num_threads) {
-    if (num_threads == 0 && static_cast<int64_t>(runs_.size()) >= kFewRuns && is_direct() &&
-        read_by_ring()) {
-      return;
-    }
+    if (num_threads == 0 && runs_.size() > 1 && is_direct() && read_by_ring()) return;
     read_by_threads(num_threads == 0 ? kThreads : num_threads);
   }
 
@@ -177,14 +192,16 @@ class Reader {
   // Returns false if there is no ring. Otherwise everything is read, or has failed.
   bool read_by_ring() {
     const int64_t size = buffer_bytes();
-    const int64_t depth = std::clamp<int64_t>(kRingBytes / size, kLeastDepth, kMostDepth);
-    IoRing ring(static_cast<unsigned>(depth));
+    const auto count = static_cast<int64_t>(runs_.size());
+    const int64_t most = std::clamp<int64_t>(kRingBytes / size, kLeastDepth, kMostDepth);
+    const int64_t depth = std::min(count, most);
+    Tensor buffers = buffers_for(depth);  // first: it may fail, which must leave no read behind
+    thread_local KeptRing kept;
+    IoRing& ring = kept.get();
     if (!ring.usable()) return false;
-    Tensor buffers = buffers_for(depth);
     char* data = aligned(buffers);
     std::vector<int64_t> run_of(static_cast<size_t>(depth)), free;
     for (int64_t b = 0; b < depth; ++b) free.push_back(b);
-    const auto count = static_cast<int64_t>(runs_.size());
     bool fine = true;
     for (;;) {
       while (fine && !stop_ && !free.empty() && next_ < count) {
@@ -197,7 +214,9 @@ class Reader {
       }
       const int64_t under_way = depth - static_cast<int64_t>(free.size());
       if (under_way == (fine ? 0 : ring.queued())) break;
-      const auto least = static_cast<unsigned>(std::max<int64_t>(1, under_way / 4));
+      // Each wait wakes this thread up once; the last reads are waited for together.
+      const auto least =
+          static_cast<unsigned>(next_ < count ? std::max<int64_t>(1, under_way / 4) : under_way);
       fine &= ring.wait(fine ? least : 1, [&](uint64_t tag, int64_t got) {
         const auto b = static_cast<int64_t>(tag);
         const int64_t r = run_of[static_cast<size_t>(b)];
@@ -209,7 +228,8 @@ class Reader {
         free.push_back(b);
       });
     }
-    if (!fine && !stop_) {  // the kernel refused: read what it did not begin, and the rest
+    if (!fine) kept.drop();  // it may hold reads that the kernel did not begin
+    if (!fine && !stop_) {   // the kernel refused: read what it did not begin, and the rest
       std::vector<bool> left(static_cast<size_t>(depth), true);
       for (int64_t b : free) left[static_cast<size_t>(b)] = false;
       for (int64_t b = 0; b < depth; ++b) {

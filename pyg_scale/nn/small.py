@@ -7,6 +7,7 @@ maps are plain, are one function for autograd, whose backward pass is a few prod
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -165,6 +166,59 @@ def mapped_small(call: Small, weight: Tensor | None, linear: Any, root: Any) -> 
         return _map(*given)[0]
     except ValueError as error:
         raise NotFused("edge_index has nodes that do not exist") from error
+
+
+def prepared_map(
+    layer: Any, linear: Any, root: Any
+) -> Callable[[Tensor, Tensor, Tensor], Tensor | None] | None:
+    """:func:`mapped_small` without gradients and weights, with the layer looked at once.
+
+    Args:
+        layer: See :func:`small`.
+        linear: See :func:`mapped_small`, as for ``root``.
+
+    Returns:
+        A function of the features of sources and destinations, which are of one type, and of the
+        edges, which exist. It returns ``None`` if these are not covered. ``None`` if the layer is
+        not covered.
+    """
+    module = layer._modules["aggr_module"]
+    how = REDUCTIONS.get(type(module))
+    if (
+        how not in LINEAR
+        or layer.node_dim not in (-2, 0)
+        or layer.flow != "source_to_target"
+        or not untouched(module, type(module))
+        or not untouched(linear, Linear)
+        or type(linear.weight) is not torch.nn.Parameter
+        or not library.compiled()
+    ):
+        return None
+    if root is not None and (
+        not untouched(root, Linear)
+        or root.bias is not None
+        or type(root.weight) is not torch.nn.Parameter
+    ):
+        return None
+    weight, bias = linear.weight, linear.bias
+    own = None if root is None else root.weight
+
+    def compute(src: Tensor, dst: Tensor, edge_index: Tensor) -> Tensor | None:
+        kind = src.dtype
+        if (
+            kind not in _WIDE
+            or weight.dtype is not kind
+            or (own is not None and own.dtype is not kind)
+            or type(src) is not Tensor
+            or src.dim() != 2
+            or torch.is_autocast_enabled("cpu")
+            or torch.nn.modules.module._has_any_global_hook()
+        ):
+            return None
+        call = Small(src, dst, edge_index, dst.size(0), how)
+        return _map(src, None if dst is src else dst, weight, bias, own, call, None)[0]
+
+    return compute
 
 
 def _is_one_function(call: Small, weight: Tensor | None, linear: Any, root: Any) -> bool:

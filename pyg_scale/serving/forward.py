@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
+from operator import is_
 from typing import Any, NamedTuple
 
 import torch
@@ -12,8 +14,10 @@ from torch_geometric.nn import GATConv, GATv2Conv, SAGEConv
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from pyg_scale.graph.topology import NodeType
+from pyg_scale.nn.conv.base import FusedConv
 from pyg_scale.nn.trim import class_of, is_act_by_row, is_by_row, is_trimmable
 
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
 _OF_PAIRS = (SAGEConv, GATConv, GATv2Conv)
 """Layers whose output for some nodes is the same if they get only these as destinations."""
 
@@ -47,9 +51,14 @@ def usual_forward(input_type: NodeType) -> Callable[[Any, Any], Tensor]:
         input_type: The type of the seeds.
     """
 
+    layers: _Layers | None = None
+
     def forward(model: Any, batch: Any) -> Tensor:
+        nonlocal layers
         if isinstance(batch, Block):
-            return of_block(model, batch)
+            if layers is None or not layers.are_those_of(model):
+                layers = _Layers(model)
+            return layers(batch)
         if isinstance(batch, HeteroData):
             out = model(batch.x_dict, batch.edge_index_dict)[input_type]
             return out[: batch[input_type].batch_size]
@@ -79,6 +88,63 @@ def of_block(model: Any, block: Block) -> Tensor:
         x = model.inference_per_layer(layer, ends, edge_index, size)
         num_nodes = size
     return x
+
+
+class _Layers:
+    """The layers of a model, with what depends on them alone looked at once.
+
+    Args:
+        model: A model of PyG.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._modules = list(model.modules())
+        self._types = [type(module) for module in self._modules]
+        self._state: list[dict[str, Any]] = []
+        self._hooks: list[Any] = []
+        for module in self._modules:
+            kept = module.__dict__
+            self._state += kept, kept["_modules"], kept["_parameters"]
+            self._hooks += (kept[name] for name in _HOOKS)
+        self._values = [value for each in self._state for value in each.values()]
+        self._sizes = [len(each) for each in self._state]
+        convs = model.convs if _goes_by_hops(model) else []
+        found = [conv.prepared() for conv in convs if isinstance(conv, FusedConv)]
+        prepared = [compute for compute in found if compute is not None]
+        self._prepared = prepared if len(prepared) == len(convs) else []
+
+    def are_those_of(self, model: Any) -> bool:
+        """Return True if nothing of a model was replaced since it was looked at."""
+        return (
+            model is self._model
+            and not any(self._hooks)
+            and [*map(type, self._modules)] == self._types
+            and [*map(len, self._state)] == self._sizes
+            and all(map(is_, chain.from_iterable(map(dict.values, self._state)), self._values))
+        )
+
+    def __call__(self, block: Block) -> Tensor:
+        """See :func:`of_block`."""
+        model, prepared = self._model, self._prepared
+        if not prepared or torch.is_grad_enabled() or any(self._hooks):
+            return of_block(model, block)
+        x, edge_index, _, nodes, edges = block
+        last = len(prepared) - 1
+        for layer, compute in enumerate(prepared):
+            size = sum(nodes[: last - layer + 1])
+            if layer or size < x.size(0):
+                edge_index = edge_index[:, : sum(edges[: last - layer + 1])].contiguous()
+            x = compute(x, x[:size], edge_index)
+            if layer == last:
+                break
+            if model.act is not None and model.act_first:
+                x = model.act(x)
+            if model.norms is not None:
+                x = model.norms[layer](x)
+            if model.act is not None and not model.act_first:
+                x = model.act(x)
+        return x
 
 
 def _goes_by_hops(model: Any) -> bool:

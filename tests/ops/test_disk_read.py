@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -148,6 +151,52 @@ def test_many_reads_of_a_file_that_was_truncated(
     done = disk_read(file.fd, 0, 1000, index, position, out, gap=0, num_threads=num_threads)
     assert done.error == TRUNCATED
     assert done.first == done.last and done.first * 8192 + 8192 > left and done.first in index
+
+
+def _rings() -> list[str]:
+    """The rings that this process has open."""
+    folder = Path("/proc/self/fd")
+    names = [os.readlink(each) for each in folder.iterdir() if each.is_symlink()]
+    return [name for name in names if "io_uring" in name]
+
+
+def test_a_thread_keeps_a_ring_of_its_own(tmp_path: Path) -> None:
+    """One for all of its reads; it ends with the thread, and a fork does not share it."""
+    if not library.status()["loaded"] or not DIRECT:
+        pytest.skip("no compiled kernels, or no O_DIRECT")
+    file = Rows(tmp_path / "rows", 500, 4096, 0, DIRECT)
+    mine, others = torch.arange(0, 500, 10), torch.arange(5, 500, 10)
+    expected = {id(each): file.values[each].numpy().tobytes() for each in (mine, others)}
+    positions, out = torch.arange(50), torch.zeros(50, 4096, dtype=torch.uint8)
+
+    def right(index: torch.Tensor) -> bool:  # no op of torch, whose threads a fork does not copy
+        ctypes.memset(out.data_ptr(), 0, out.numel())
+        done = disk_read(file.fd, 0, 500, index, positions, out, gap=0)
+        return done.error == 0 and out.numpy().tobytes() == expected[id(index)]
+
+    found: list[object] = []
+
+    def work() -> None:
+        before = len(_rings())
+        found.extend(right(mine) for _ in range(3))
+        found.append(len(_rings()) - before)
+        if (child := os.fork()) == 0:
+            signal.alarm(20)  # which ends it
+            os._exit(0 if right(others) and right(others) else 1)
+        found.append(os.waitpid(child, 0)[1])
+        found.append(right(mine))
+
+    try:
+        start = len(_rings())
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        if found[3] == 0:
+            pytest.skip("the kernel allows no rings")
+        assert found == [True, True, True, 1, 0, True]
+        assert len(_rings()) == start
+    finally:
+        os.close(file.fd)
 
 
 def test_a_file_that_is_closed(kernels: str, make) -> None:

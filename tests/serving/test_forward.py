@@ -7,9 +7,11 @@ import torch
 from torch_geometric.nn import GAT, GCN, GIN, GraphNorm, GraphSAGE
 
 from pyg_scale.datasets import planted_communities
-from pyg_scale.nn import accelerate
+from pyg_scale.nn import accelerate, restore
+from pyg_scale.nn.conv.sage_conv import SAGEConv
+from pyg_scale.ops import library
 from pyg_scale.serving import Neighborhoods, Predictor
-from pyg_scale.serving.forward import of_block
+from pyg_scale.serving.forward import of_block, usual_forward
 
 HOPS = [4, 3]
 IDS = torch.tensor([3, 400, 77, 3])
@@ -123,3 +125,119 @@ def test_a_predictor_serves_them(data):
         rows = rows_of_layers(model)
         torch.testing.assert_close(predictor.predict(IDS), expected, rtol=1e-12, atol=1e-12)
     assert rows == [sum(batch.num_sampled_nodes[:2]), IDS.numel()]
+
+
+PREPARED = {
+    "mean": {},
+    "sum": {"aggr": "sum"},
+    "no-root": {"root_weight": False},
+    "no-bias": {"bias": False},
+    "batch-norm": {"norm": "batch_norm"},
+    "act-first": {"norm": "layer_norm", "norm_kwargs": {"mode": "node"}, "act_first": True},
+    "no-act": {"act": None},
+    "one-layer": {"num_layers": 1},
+    "three-layers": {"num_layers": 3},
+}
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The layers that were called with all of their checks."""
+    if not library.compiled():
+        pytest.skip("without kernels all layers are")
+    found, run = [], SAGEConv.run
+
+    def noted(layer, *args, **kwargs):
+        found.append(layer)
+        return run(layer, *args, **kwargs)
+
+    monkeypatch.setattr(SAGEConv, "run", noted)
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", PREPARED)
+@torch.no_grad()
+def test_layers_that_were_looked_at_once_give_the_same_bits(data, calls, name, dtype):
+    model = made(GraphSAGE, **PREPARED[name]).to(dtype)
+    accelerate(model)
+    neighborhoods, forward = Neighborhoods(data, HOPS), usual_forward(None)
+    for ids in (IDS, IDS[:1], torch.arange(40)):
+        block = neighborhoods.block(ids)
+        block = block._replace(x=block.x.to(dtype))
+        expected = of_block(model, block)
+        calls.clear()
+        assert torch.equal(forward(model, block), expected)
+        assert not calls
+
+
+def test_grad_mode_and_large_inputs_take_the_whole_way(data, calls):
+    model = made(GraphSAGE)
+    accelerate(model)
+    block, forward = Neighborhoods(data, HOPS).block(IDS), usual_forward(None)
+    forward(model, block)
+    assert calls == [*model.convs]
+    calls.clear()
+    model.convs[0].min_work = 0
+    with torch.no_grad():
+        forward(model, block)
+    assert calls == [model.convs[0]]
+
+
+CHANGES = {
+    "in-place": lambda model: model.convs[0].lin_l.weight.mul_(2),
+    "data": lambda model: setattr(model.convs[0].lin_l.weight, "data", torch.ones(16, 8).double()),
+    "parameter": lambda model: setattr(
+        model.convs[1].lin_r, "weight", torch.nn.Parameter(torch.ones(4, 16).double())
+    ),
+    "attribute": lambda model: setattr(model.convs[0], "normalize", True),
+    "layer": lambda model: setattr(model.convs, "1", copy.deepcopy(model.convs[1])),
+    "linear": lambda model: setattr(model.convs[0], "lin_l", torch.nn.Linear(8, 16).double()),
+    "act": lambda model: setattr(model, "act", torch.nn.Tanh()),
+    "no-act": lambda model: setattr(model, "act", None),
+    "class": restore,
+    "float32": lambda model: model.float(),
+    "hook-of-layer": lambda model: model.convs[0].register_forward_hook(lambda m, i, out: out + 1),
+    "hook-of-linear": lambda model: model.convs[0].lin_l.register_forward_hook(
+        lambda m, i, out: out + 1
+    ),
+    "hook-of-model": lambda model: model.register_forward_hook(lambda m, i, out: out + 1),
+    "hook-of-message": lambda model: model.convs[0].register_message_forward_hook(
+        lambda m, i, out: out * 2
+    ),
+    "forward": lambda model: setattr(model, "forward", lambda x, edge_index: x),
+    "forward-of-layer": lambda model: setattr(
+        model.convs[1], "forward", lambda x, edge_index: x[1][:, :4]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+@torch.no_grad()
+def test_a_layer_that_changed_is_looked_at_again(data, name):
+    model = made(GraphSAGE)
+    accelerate(model)
+    block, forward = Neighborhoods(data, HOPS).block(IDS), usual_forward(None)
+    before = forward(model, block)
+    CHANGES[name](model)
+    block = block._replace(x=block.x.to(model.convs[0].lin_l.weight.dtype))
+    expected = of_block(model, block)
+    found = forward(model, block)
+    assert torch.equal(found, expected)
+    if name not in ("layer", "class"):
+        assert found.dtype != before.dtype or not torch.equal(found, before)
+
+
+@torch.no_grad()
+def test_hooks_of_all_modules_are_called(data):
+    model = made(GraphSAGE)
+    accelerate(model)
+    block, forward = Neighborhoods(data, HOPS).block(IDS), usual_forward(None)
+    forward(model, block)
+    seen = []
+    hook = torch.nn.modules.module.register_module_forward_hook(lambda m, i, out: seen.append(m))
+    try:
+        forward(model, block)
+    finally:
+        hook.remove()
+    assert set(seen) >= {*model.convs, *(conv.lin_l for conv in model.convs)}

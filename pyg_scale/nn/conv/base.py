@@ -107,6 +107,17 @@ class FusedConv:
         """
         raise NotImplementedError(f"{type(self).__name__} has no fused path")
 
+    def prepared(self) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
+        """``forward((src, dst), edge_index)`` for small inputs, with the layer looked at once.
+
+        The function computes the same bits without gradients. It must not be used any more once an
+        attribute, a parameter, a submodule or a hook of the layer was replaced.
+
+        Returns:
+            ``None`` if nothing is gained.
+        """
+        return None
+
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """``forward``, by a fused path if it covers this call, else by PyG's."""
         small = self._is_small(*args[:2])

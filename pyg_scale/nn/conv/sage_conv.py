@@ -7,10 +7,10 @@ from torch import Tensor
 from torch_geometric.typing import Adj, OptPairTensor, Size
 
 from pyg_scale.nn.aggregation import bipartite, reductions
-from pyg_scale.nn.conv.base import FusedConv, scriptable
+from pyg_scale.nn.conv.base import FusedConv, observed, scriptable, unfusable, untouched
 from pyg_scale.nn.linear import apply_linear
 from pyg_scale.nn.mapped import mapped_with_root
-from pyg_scale.nn.small import mapped_small, small
+from pyg_scale.nn.small import mapped_small, prepared_map, small
 
 
 class SAGEConv(FusedConv, torch_geometric.nn.SAGEConv):
@@ -56,3 +56,21 @@ class SAGEConv(FusedConv, torch_geometric.nn.SAGEConv):
             call = call._replace(src=apply_linear(self.lin, call.src).relu())
         out = mapped_small(call, None, self.lin_l, self.lin_r if self.root_weight else None)
         return F.normalize(out, p=2.0, dim=-1) if self.normalize else out
+
+    def prepared(self):  # type: ignore[no-untyped-def]
+        """See :meth:`FusedConv.prepared`."""
+        if not untouched(self, SAGEConv):  # another forward than this class's
+            return None
+        root = self.lin_r if self.root_weight else None
+        compute = prepared_map(self, self.lin_l, root)
+        if compute is None or self.project or self.normalize or unfusable(self) is not None:
+            return None
+
+        def run(src: Tensor, dst: Tensor, edge_index: Tensor) -> Tensor:
+            if self._is_small(src, edge_index) and observed(self) is None:
+                out: Tensor | None = compute(src, dst, edge_index)
+                if out is not None:
+                    return out
+            return self((src, dst), edge_index)
+
+        return run
