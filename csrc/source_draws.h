@@ -109,11 +109,6 @@ struct EightSources {
 struct SixteenSources {
   static constexpr int64_t kSize = 16;
 
-  static bool usable() {
-    static const bool found = __builtin_cpu_supports("avx512f") && has_avx2();
-    return found;
-  }
-
   // Of `count` sources, at most 16. The number after the last one is not read.
   [[gnu::target("avx512f"), gnu::always_inline]] static inline __m512i load(const int32_t* source,
                                                                             bool pairs,
@@ -210,7 +205,7 @@ class SourcePicker {
 #if defined(__x86_64__) && defined(__GNUC__)
     if (!source.wide && (source.stride == 1 || source.stride == 2) && limit < uint64_t{1} << 32) {
       const auto below = static_cast<uint32_t>(limit);
-      if (SixteenSources::usable()) return scan_sixteens(number, source, c, below, out);
+      if (has_avx512()) return scan_sixteens(number, source, c, below, out);
       if (c.size() >= EightSources::kSize && has_avx2()) {
         return scan_eights(number, source, c, below, out);
       }
