@@ -68,9 +68,12 @@ class alignas(64) Expansion {  // not two threads on one cache line
   // Samples in-edges of the rows [begin, end) and appends them. Rows up to `stop` come next.
   void expand(const EdgeView& view, const HopOptions& hop, const Rows& rows, int64_t begin,
               int64_t end, int64_t stop) {
+    const int64_t from = neighbor_.size();
     position_.clear();
     share_.clear();
-    if (view.parts) {
+    if (take_rows(view, hop, rows, begin, end, stop)) {
+      check_neighbors(view, neighbor_.data() + from, neighbor_.size() - from);
+    } else if (view.parts) {
       hop.by_source ? expand_rows<true, true>(view, hop, rows, begin, end, stop)
                     : expand_rows<true, false>(view, hop, rows, begin, end, stop);
       read_parts(view, end - begin);
@@ -79,7 +82,7 @@ class alignas(64) Expansion {  // not two threads on one cache line
                     : expand_rows<false, false>(view, hop, rows, begin, end, stop);
       read(view);
     }
-    if (hop.weighting != Weighting::kNone) weigh(view, hop.weighting, rows, begin, end);
+    if (hop.weighting != Weighting::kNone) weigh(view, hop.weighting, rows, begin, end, from);
   }
 
   size_t bytes() const {
@@ -173,13 +176,45 @@ class alignas(64) Expansion {  // not two threads on one cache line
     return n;
   }
 
-  // What the edges of the block weigh.
+  // Takes in-edges by the numbers of their sources, and reads them at once. Returns false, and does
+  // nothing, where that is not possible.
+  bool take_rows(const EdgeView& view, const HopOptions& hop, const Rows& rows, int64_t begin,
+                 int64_t end, int64_t stop) {
+#if defined(__x86_64__) && defined(__GNUC__)
+    if (!hop.by_source || view.parts || view.weight_prefix || rows.seed || !has_avx512()) {
+      return false;
+    }
+    const NarrowEdges edges = NarrowEdges::of(view);
+    if (!edges.source) return false;
+    for (int64_t row = begin; row < end; ++row) {
+      if (row + kAhead < stop) __builtin_prefetch(view.indptr + rows.at(row + kAhead));
+      if (row + kSoon < stop) prefetch_begin(view, rows.at(row + kSoon));
+      const int64_t v = rows.at(row), size = neighbor_.size();
+      const Candidates c{view.indptr[v], view.indptr[v + 1]};
+      check_entries(v, c.begin, c.end, view.num_edges);
+      neighbor_.reserve(size + c.size() + SourcePicker::kRoom);
+      edge_.reserve(size + c.size() + SourcePicker::kRoom);
+      double share;
+      const int64_t n = SourcePicker::take(hop.numbers, edges, c, hop.num_neighbors,
+                                           neighbor_.data() + size, edge_.data() + size, &share);
+      neighbor_.set_size(size + n);
+      edge_.set_size(size + n);
+      count_.push(n);
+      share_.push(share);
+    }
+    return true;
+#else
+    return false;
+#endif
+  }
+
+  // What the edges of the block weigh. They are those from number `from` on.
   void weigh(const EdgeView& view, Weighting weighting, const Rows& rows, int64_t begin,
-             int64_t end) {
-    const int64_t n = position_.size(), from = weight_.size();
+             int64_t end, int64_t from) {
+    const int64_t n = neighbor_.size() - from;
     weight_.reserve(from + n);
     float* weight = weight_.data() + from;
-    const int64_t* neighbor = neighbor_.data() + neighbor_.size() - n;
+    const int64_t* neighbor = neighbor_.data() + from;
     const int64_t* count = count_.data() + count_.size() - (end - begin);
     const bool by_row = !view.weight_prefix;  // all edges of a row have its share
     int64_t i = 0;

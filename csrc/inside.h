@@ -4,11 +4,16 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <type_traits>
 
 #include "buffer.h"
 #include "graph_view.h"
 #include "prefetch.h"
 #include "vectors.h"
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#include <immintrin.h>
+#endif
 
 namespace pyg_scale {
 
@@ -16,44 +21,49 @@ namespace pyg_scale {
 // have places, ascending.
 class Chosen {
  public:
-  explicit Chosen(int64_t num_nodes) : size_(num_nodes / 64 + 1) {
+  explicit Chosen(int64_t num_nodes) : num_nodes_(num_nodes), size_(num_nodes / 32 + 1) {
     bits_.reserve(size_);
     first_.reserve(size_);
-    std::fill_n(bits_.data(), size_, uint64_t{0});
+    std::fill_n(bits_.data(), size_, uint32_t{0});
   }
 
-  void add(int64_t v) { bits_[v >> 6] |= uint64_t{1} << (v & 63); }
+  void add(int64_t v) { bits_[v >> 5] |= uint32_t{1} << (v & 31); }
 
   // Gives the members their places. Returns how many there are.
   int64_t number() {
     int64_t count = 0;
     for (int64_t w = 0; w < size_; ++w) {
-      first_[w] = count;
+      first_[w] = static_cast<uint32_t>(count);
       count += std::popcount(bits_[w]);
     }
+    check(count < int64_t{1} << 32, "a batch has 2**32 nodes or more");
     return count;
   }
 
   void write(int64_t* node) const {
     for (int64_t w = 0; w < size_; ++w) {
-      for (uint64_t left = bits_[w]; left; left &= left - 1) {
-        *node++ = w * 64 + std::countr_zero(left);
+      for (uint32_t left = bits_[w]; left; left &= left - 1) {
+        *node++ = w * 32 + std::countr_zero(left);
       }
     }
   }
 
-  PYG_SCALE_INLINE bool has(int64_t v) const { return bits_[v >> 6] >> (v & 63) & 1; }
+  int64_t num_nodes() const { return num_nodes_; }
+  // Bit v % 32 of word v / 32 is that of node v.
+  const uint32_t* bits() const { return bits_.data(); }
+
+  PYG_SCALE_INLINE bool has(int64_t v) const { return bits_[v >> 5] >> (v & 31) & 1; }
 
   // Of a member.
   PYG_SCALE_INLINE int64_t place(int64_t v) const {
-    const uint64_t before = bits_[v >> 6] & ((uint64_t{1} << (v & 63)) - 1);
-    return first_[v >> 6] + std::popcount(before);
+    const uint32_t before = bits_[v >> 5] & ((uint32_t{1} << (v & 31)) - 1);
+    return int64_t{first_[v >> 5]} + std::popcount(before);
   }
 
  private:
-  int64_t size_;
-  Buffer<uint64_t> bits_;
-  Buffer<int64_t> first_;  // the place of the first member of each word
+  int64_t num_nodes_, size_;
+  Buffer<uint32_t> bits_;
+  Buffer<uint32_t> first_;  // the place of the first member of each word
 };
 
 // The edges of a graph, grouped by one end.
@@ -61,47 +71,218 @@ struct EdgeTable {
   int64_t num_nodes, num_edges;
   const int64_t* pointer;
   IntColumn target;
-  IntColumn id;  // of the type and stride of `target`; absent: an edge's position
+  IntColumn id;  // of the type and stride of `target`; absent if nobody wants it
 };
 
-// What was found of an edge: its other end, and its id. Narrow if all numbers are.
-template <typename S>
-struct FoundEdge {
-  S other, edge;
+// Which edges lead to chosen nodes ###########################################################
+
+constexpr int64_t kBits = 64;         // edges of a word of answers
+constexpr int64_t kRoomForEnds = 16;  // ends that may be written beyond those that were found
+
+template <typename T>
+[[noreturn, gnu::noinline, gnu::cold]] void fail_end(const T* target, int64_t stride, int64_t n,
+                                                     int64_t num_nodes) {
+  for (int64_t i = 0; i < n; ++i) {
+    const auto u = static_cast<int64_t>(target[i * stride]);
+    if (u < 0 || u >= num_nodes) fail_missing("index: node", u, num_nodes);
+  }
+  fail("index: the ends of edges changed while they were read");
+}
+
+// Writes the ends of `n` edges that are chosen nodes, in order, a bit for each edge to `inside`,
+// and how many there are to `*count`.
+template <typename T, int kStride>
+struct EndsInside {
+  PYG_SCALE_INLINE void operator()(const T* target, int64_t n, const Chosen* chosen, T* out,
+                                   uint64_t* inside, int64_t* count) const {
+    const auto num_nodes = static_cast<uint64_t>(chosen->num_nodes());
+    int64_t found = 0;
+    for (int64_t begin = 0; begin < n; begin += kBits) {
+      const int64_t size = std::min(kBits, n - begin);
+      uint64_t word = 0;
+      for (int64_t i = 0; i < size; ++i) {
+        const T u = target[(begin + i) * kStride];
+        if (static_cast<uint64_t>(static_cast<int64_t>(u)) >= num_nodes) [[unlikely]]
+          fail_end(target, kStride, n, chosen->num_nodes());
+        const bool has = chosen->has(u);
+        out[found] = u;
+        found += has;
+        word |= static_cast<uint64_t>(has) << i;
+      }
+      *inside++ = word;
+    }
+    *count = found;
+  }
 };
+
+#if defined(__x86_64__) && defined(__GNUC__)
+// The same, sixteen edges at a time. Returns how many there are.
+[[gnu::target("avx512f,popcnt")]] inline int64_t ends_inside_sixteens(
+    const int32_t* target, int64_t n, const Chosen& chosen, int32_t* out, uint64_t* inside) {
+  const int* bits = reinterpret_cast<const int*>(chosen.bits());
+  const __m512i none = _mm512_setzero_si512(), one = _mm512_set1_epi32(1);
+  const __m512i low = _mm512_set1_epi32(31);
+  const __m512i limit = _mm512_set1_epi32(static_cast<int32_t>(chosen.num_nodes()));
+  int64_t found = 0;
+  for (int64_t begin = 0; begin < n; begin += kBits) {
+    const int64_t size = std::min(kBits, n - begin);
+    uint64_t word = 0;
+    for (int64_t i = 0; i < size; i += 16) {
+      const auto these = static_cast<__mmask16>(size - i >= 16 ? 0xFFFF : (1u << (size - i)) - 1);
+      const __m512i u = _mm512_maskz_loadu_epi32(these, target + begin + i);
+      if (_mm512_mask_cmpge_epu32_mask(these, u, limit)) [[unlikely]]
+        fail_end(target, 1, n, chosen.num_nodes());
+      const __m512i at = _mm512_maskz_srli_epi32(0xFFFF, u, 5);
+      const __m512i held = _mm512_mask_i32gather_epi32(none, these, at, bits, 4);
+      const __m512i bit = _mm512_maskz_sllv_epi32(0xFFFF, one, _mm512_and_si512(u, low));
+      const __mmask16 has = _mm512_test_epi32_mask(held, bit);
+      _mm512_storeu_si512(out + found, _mm512_maskz_compress_epi32(has, u));
+      found += std::popcount(static_cast<uint32_t>(has));
+      word |= uint64_t{has} << i;
+    }
+    *inside++ = word;
+  }
+  return found;
+}
+#endif
+
+template <typename T>
+int64_t ends_inside(const T* target, int64_t stride, int64_t n, const Chosen& chosen, T* out,
+                    uint64_t* inside) {
+#if defined(__x86_64__) && defined(__GNUC__)
+  if constexpr (std::is_same_v<T, int32_t>) {
+    if (stride == 1 && has_avx512() && chosen.num_nodes() <= INT32_MAX) {
+      return ends_inside_sixteens(target, n, chosen, out, inside);
+    }
+  }
+#endif
+  int64_t count;
+  stride == 2 ? dispatch(EndsInside<T, 2>{}, target, n, &chosen, out, inside, &count)
+              : dispatch(EndsInside<T, 1>{}, target, n, &chosen, out, inside, &count);
+  return count;
+}
 
 // The edges that were found, node by node: memory that a thread uses again.
-template <typename S>
-struct FoundEdges {
-  Buffer<FoundEdge<S>> edges;
-  Buffer<int64_t> degree;
+template <typename T>
+class FoundEdges {
+ public:
+  int64_t size() const { return other_.size(); }
 
-  int64_t size() const { return edges.size(); }
-
-  // Writes the place of each edge's own node, that of its other end, and its id.
-  template <typename Place>
-  void write(const Place& place, int64_t* own, int64_t* other, int64_t* id) const {
-    dispatch(Write{}, this, &place, own, other, id);
+  // Finds those of nodes in any order.
+  void of_nodes(const EdgeTable& table, const Chosen& chosen, const int64_t* node, int64_t count) {
+    const int64_t *pointer = table.pointer, num_edges = table.num_edges;
+    const auto* target = static_cast<const T*>(table.target.data);
+    const auto* id = static_cast<const T*>(table.id.data);
+    const int64_t stride = table.target.stride;
+    for (int64_t i = 0; i < count; ++i) {
+      if (i + kAhead < count) __builtin_prefetch(pointer + node[i + kAhead]);
+      if (i + kSoon < count) prefetch_edges(table, node[i + kSoon]);
+      const int64_t from = pointer[node[i]], to = pointer[node[i] + 1];
+      check_entries(node[i], from, to, num_edges);
+      const int64_t found = scan(target + from * stride, stride, to - from, chosen);
+      degree_.push(found);
+      if (id) push_ids(to - from, found, [&](int64_t j) { return id[(from + j) * stride]; });
+    }
   }
+
+  // Finds those of a range of nodes. Their ids are their positions.
+  void of_range(const EdgeTable& table, const Chosen& chosen, int64_t begin, int64_t end,
+                bool ids) {
+    const int64_t* pointer = table.pointer;
+    for (int64_t v = begin; v < end; ++v) {
+      check_entries(v, pointer[v], pointer[v + 1], table.num_edges);
+    }
+    const int64_t from = pointer[begin], n = pointer[end] - from;
+    const auto* target = static_cast<const T*>(table.target.data);
+    const int64_t found = scan(target + from, 1, n, chosen);
+    if (ids) push_ids(n, found, [&](int64_t j) { return static_cast<T>(from + j); });
+    before_.clear();
+    before_.reserve(n / kBits + 1);
+    int64_t sum = 0;
+    for (int64_t w = 0; w <= n / kBits; ++w) {
+      before_.push(sum);
+      if (w * kBits < n) sum += std::popcount(inside_[w]);
+    }
+    if (n % kBits == 0) inside_[n / kBits] = 0;  // the scan made room for it
+    const auto found_before = [&](int64_t j) {
+      const uint64_t word = inside_[j / kBits] & ((uint64_t{1} << (j % kBits)) - 1);
+      return before_[j / kBits] + std::popcount(word);
+    };
+    degree_.reserve(degree_.size() + end - begin);
+    for (int64_t v = begin, last = 0; v < end; ++v) {
+      const int64_t now = found_before(pointer[v + 1] - from);
+      degree_.push(now - last);
+      last = now;
+    }
+  }
+
+  // Writes the place of each edge's own node and that of its other end.
+  template <typename Place>
+  void write(const Place& place, int64_t* own, int64_t* other) const {
+    dispatch(Write{}, this, &place, own, other);
+  }
+
+  void write_ids(int64_t* id) const { std::copy_n(edge_.data(), edge_.size(), id); }
 
   // A batch of unusual size keeps no memory.
   void clear() {
     constexpr size_t kKeptBytes = size_t{1} << 26;
-    edges.clear();
-    degree.clear();
-    if (edges.bytes() > kKeptBytes) edges.release();
+    other_.clear();
+    edge_.clear();
+    degree_.clear();
+    if (other_.bytes() + edge_.bytes() + inside_.bytes() > kKeptBytes) {
+      other_.release();
+      edge_.release();
+      inside_.release();
+    }
   }
 
  private:
+  static constexpr int64_t kAhead = 16;  // nodes whose pointers are asked for
+  static constexpr int64_t kSoon = 8;    // nodes whose edges are
+  static constexpr int64_t kMost = 512;  // bytes of the edges of a node
+
+  PYG_SCALE_PREFETCH static void prefetch_edges(const EdgeTable& table, int64_t v) {
+    const int64_t width = table.target.stride * static_cast<int64_t>(sizeof(T));
+    const int64_t from = std::clamp<int64_t>(table.pointer[v], 0, table.num_edges);
+    const int64_t to = std::clamp<int64_t>(table.pointer[v + 1], from, table.num_edges);
+    const char* target = static_cast<const char*>(table.target.data) + from * width;
+    for (int64_t at = 0; at < std::min((to - from) * width, kMost); at += 64) {
+      __builtin_prefetch(target + at);
+    }
+  }
+
+  int64_t scan(const T* target, int64_t stride, int64_t n, const Chosen& chosen) {
+    const int64_t size = other_.size();
+    other_.reserve(size + n + kRoomForEnds);
+    inside_.reserve(n / kBits + 1);
+    const int64_t found =
+        ends_inside(target, stride, n, chosen, other_.data() + size, inside_.data());
+    other_.set_size(size + found);
+    return found;
+  }
+
+  // The ids of the edges that the last scan found among `n`.
+  template <typename Id>
+  void push_ids(int64_t n, int64_t found, const Id& id) {
+    int64_t size = edge_.size();
+    edge_.reserve(size + found);
+    for (int64_t begin = 0; begin < n; begin += kBits) {
+      for (uint64_t left = inside_[begin / kBits]; left; left &= left - 1) {
+        edge_[size++] = id(begin + std::countr_zero(left));
+      }
+    }
+    edge_.set_size(size);
+  }
+
   struct Write {
     template <typename Place>
     PYG_SCALE_INLINE void operator()(const FoundEdges* found, const Place* place, int64_t* own,
-                                     int64_t* other, int64_t* id) const {
+                                     int64_t* other) const {
       constexpr int64_t kUsual = 16;  // are written for every node; the next one writes over them
-      const FoundEdge<S>* edges = found->edges.data();
       const int64_t size = found->size();
-      for (int64_t i = 0, at = 0; i < found->degree.size(); ++i) {
-        const int64_t end = at + found->degree[i];
+      for (int64_t i = 0, at = 0; i < found->degree_.size(); ++i) {
+        const int64_t end = at + found->degree_[i];
         if (at + kUsual <= size) {
           for (int64_t j = 0; j < kUsual; ++j) own[at + j] = i;
           at += kUsual;
@@ -109,96 +290,15 @@ struct FoundEdges {
         for (; at < end; ++at) own[at] = i;
         at = end;
       }
-      for (int64_t at = 0; at < size; ++at) {
-        other[at] = (*place)(edges[at].other);
-        id[at] = edges[at].edge;
-      }
+      for (int64_t at = 0; at < size; ++at) other[at] = (*place)(found->other_[at]);
     }
   };
-};
 
-// The edges of nodes in any order. Columns lie `kStride` apart.
-template <typename T, int kStride>
-struct FindInside {
-  static constexpr int64_t kAhead = 16;  // nodes whose pointers are asked for
-  static constexpr int64_t kSoon = 8;    // nodes whose edges are
-  static constexpr int64_t kMost = 64;   // of the edges of a node, so many
-
-  PYG_SCALE_INLINE void operator()(const EdgeTable* table, const Chosen* chosen,
-                                   const int64_t* node, int64_t count, FoundEdges<T>* out) const {
-    const int64_t *pointer = table->pointer, num_edges = table->num_edges;
-    const auto num_nodes = static_cast<uint64_t>(table->num_nodes);
-    const T* target = static_cast<const T*>(table->target.data);
-    const T* id = static_cast<const T*>(table->id.data);
-    out->clear();
-    out->degree.reserve(count);
-    out->degree.set_size(count);
-    int64_t found = 0;
-    for (int64_t i = 0; i < count; ++i) {
-      if (i + kAhead < count) __builtin_prefetch(pointer + node[i + kAhead]);
-      if (i + kSoon < count) {
-        const int64_t coming = node[i + kSoon];
-        const int64_t from = std::clamp<int64_t>(pointer[coming], 0, num_edges);
-        const int64_t to = std::clamp<int64_t>(pointer[coming + 1], from, num_edges);
-        constexpr int64_t kLineEdges = 64 / static_cast<int64_t>(sizeof(T) * kStride);
-        for (int64_t e = from; e < std::min(to, from + kMost); e += kLineEdges) {
-          __builtin_prefetch(target + e * kStride);
-          if (kStride == 1) __builtin_prefetch(id + e);
-        }
-      }
-      const int64_t from = pointer[node[i]], to = pointer[node[i] + 1], before = found;
-      check_entries(node[i], from, to, num_edges);
-      out->edges.set_size(found);
-      out->edges.reserve(found + to - from);
-      FoundEdge<T>* edges = out->edges.data();
-      for (int64_t e = from; e < to; ++e) {
-        const T u = target[e * kStride];
-        if (static_cast<uint64_t>(static_cast<int64_t>(u)) >= num_nodes) [[unlikely]]
-          fail_missing("index: node", u, table->num_nodes);
-        edges[found] = {u, id[e * kStride]};
-        found += chosen->has(u);
-      }
-      out->degree[i] = found - before;
-    }
-    out->edges.set_size(found);
-  }
-};
-
-// The edges of a range of nodes, appended. Their ids are their positions.
-template <typename S>
-struct FindInsideOfRange {
-  PYG_SCALE_INLINE void operator()(const EdgeTable* table, const Chosen* chosen, int64_t begin,
-                                   int64_t end, Buffer<int64_t>* before, FoundEdges<S>* out) const {
-    const int64_t *pointer = table->pointer, num_edges = table->num_edges;
-    const auto num_nodes = static_cast<uint64_t>(table->num_nodes);
-    const auto* target = static_cast<const int64_t*>(table->target.data);
-    for (int64_t v = begin; v < end; ++v) {
-      check_entries(v, pointer[v], pointer[v + 1], num_edges);
-    }
-    const int64_t from = pointer[begin], to = pointer[end];
-    int64_t found = out->edges.size();
-    out->edges.reserve(found + to - from);
-    before->reserve(to - from + 1);
-    FoundEdge<S>* edges = out->edges.data();
-    int64_t* found_before = before->data();  // each edge
-    for (int64_t e = from; e < to; ++e) {
-      const int64_t u = target[e];
-      if (static_cast<uint64_t>(u) >= num_nodes) [[unlikely]]
-        fail_missing("index: node", u, table->num_nodes);
-      edges[found] = {static_cast<S>(u), static_cast<S>(e)};
-      found_before[e - from] = found;
-      found += chosen->has(u);
-    }
-    found_before[to - from] = found;
-    out->edges.set_size(found);
-    const int64_t rows = out->degree.size();
-    out->degree.reserve(rows + end - begin);
-    out->degree.set_size(rows + end - begin);
-    for (int64_t v = begin; v < end; ++v) {
-      out->degree[rows + v - begin] =
-          found_before[pointer[v + 1] - from] - found_before[pointer[v] - from];
-    }
-  }
+  Buffer<T> other_;  // the other end of each edge
+  Buffer<T> edge_;   // its id, if that was wanted
+  Buffer<int64_t> degree_;
+  Buffer<uint64_t> inside_;  // of the edges that were scanned last, a bit each
+  Buffer<int64_t> before_;   // how many of them were found before each word
 };
 
 }  // namespace pyg_scale

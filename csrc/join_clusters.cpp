@@ -18,39 +18,40 @@
 namespace pyg_scale {
 namespace {
 
-template <typename S>
+template <typename T>
 std::tuple<Tensor, Tensor> edges_among(const EdgeTable& table, const Chosen& chosen,
                                        const Buffer<int64_t>& place, const int64_t* first_node,
-                                       const Tensor& which, bool own_first) {
-  thread_local FoundEdges<S> kept;
-  FoundEdges<S>& found = kept;
+                                       const Tensor& which, bool own_first, bool positions) {
+  thread_local FoundEdges<T> kept;
+  FoundEdges<T>& found = kept;
   found.clear();
-  Buffer<int64_t> scratch;
   const int64_t* part = which.const_data_ptr<int64_t>();
   for (int64_t i = 0; i < which.numel(); ++i) {
-    const int64_t begin = first_node[part[i]], end = first_node[part[i] + 1];
-    dispatch(FindInsideOfRange<S>{}, &table, &chosen, begin, end, &scratch, &found);
+    found.of_range(table, chosen, first_node[part[i]], first_node[part[i] + 1], positions);
   }
   const int64_t size = found.size();
   Tensor ends = pool_empty({2, size}, ScalarType::Long);
-  Tensor position = pool_empty({size}, ScalarType::Long);
+  Tensor position = pool_empty({positions ? size : 0}, ScalarType::Long);
   int64_t* first = ends.mutable_data_ptr<int64_t>();
   const auto place_of = [&](int64_t v)
                             __attribute__((always_inline)) { return place[chosen.place(v)]; };
-  found.write(place_of, own_first ? first : first + size, own_first ? first + size : first,
-              position.mutable_data_ptr<int64_t>());
+  found.write(place_of, own_first ? first : first + size, own_first ? first + size : first);
+  if (positions) found.write_ids(position.mutable_data_ptr<int64_t>());
   found.clear();
   return {ends, position};
 }
 
 std::tuple<Tensor, Tensor, Tensor> join_clusters(Tensor partptr, Tensor indptr, Tensor index,
-                                                 Tensor which, bool own_first) {
+                                                 Tensor which, bool own_first, bool positions) {
   const int64_t parts = num_pointed(partptr, "partptr"), count = which.numel();
   EdgeTable table{};
   table.num_nodes = num_pointed(indptr);
   table.num_edges = index.numel();
   table.pointer = int64_data(indptr, table.num_nodes + 1, "indptr");
-  table.target.data = int64_data(index, table.num_edges, "index");
+  table.target = int_column(index, "index");
+  check(table.num_edges == 0 || table.target.stride == 1, "index must be contiguous");
+  check(table.target.wide || table.num_edges <= std::numeric_limits<int32_t>::max(),
+        "index of so many edges must be int64");
   const int64_t* first = int64_data(partptr, parts + 1, "partptr");
   const int64_t* chosen_part = int64_data(which, count, "which");
   check_each_within(chosen_part, count, "which: cluster", parts);
@@ -77,11 +78,10 @@ std::tuple<Tensor, Tensor, Tensor> join_clusters(Tensor partptr, Tensor indptr, 
     std::iota(next, next + nodes_of_part, begin);
     next += nodes_of_part;
   }
-  constexpr int64_t kNarrow = std::numeric_limits<int32_t>::max();
-  const bool narrow = table.num_nodes <= kNarrow && table.num_edges <= kNarrow;
   const auto [ends, position] =
-      narrow ? edges_among<int32_t>(table, chosen, place, first, which, own_first)
-             : edges_among<int64_t>(table, chosen, place, first, which, own_first);
+      table.target.wide
+          ? edges_among<int64_t>(table, chosen, place, first, which, own_first, positions)
+          : edges_among<int32_t>(table, chosen, place, first, which, own_first, positions);
   return {nodes, ends, position};
 }
 
@@ -90,8 +90,8 @@ std::tuple<Tensor, Tensor, Tensor> join_clusters(Tensor partptr, Tensor indptr, 
 
 STABLE_TORCH_LIBRARY_FRAGMENT(pyg_scale, m) {
   m.def(
-      "join_clusters(Tensor partptr, Tensor indptr, Tensor index, Tensor which, bool own_first) "
-      "-> (Tensor node, Tensor ends, Tensor edge)");
+      "join_clusters(Tensor partptr, Tensor indptr, Tensor index, Tensor which, bool own_first, "
+      "bool positions) -> (Tensor node, Tensor ends, Tensor edge)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(pyg_scale, CompositeExplicitAutograd, m) {

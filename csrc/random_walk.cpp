@@ -4,6 +4,7 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <tuple>
@@ -29,6 +30,9 @@ std::tuple<Tensor, Tensor> random_walk(Tensor indptr, Tensor indices,
   walks.for_each_group(num_threads, [&](int64_t from, int64_t to) {
     int64_t node[kTogether];
     uint64_t stream[kTogether];
+    for (int64_t i = to; i < std::min(to + kTogether, walks.count); ++i) {
+      __builtin_prefetch(graph.begin + walks.first[i]);  // of the walks that come next
+    }
     for (int64_t i = from; i < to; ++i) {
       node[i - from] = walks.nodes[i * (length + 1)] = walks.first[i];
       stream[i - from] = walks.key_of(i);

@@ -109,11 +109,6 @@ struct EightSources {
 struct SixteenSources {
   static constexpr int64_t kSize = 16;
 
-  static bool usable() {
-    static const bool found = __builtin_cpu_supports("avx512f") && has_avx2();
-    return found;
-  }
-
   // Of `count` sources, at most 16. The number after the last one is not read.
   [[gnu::target("avx512f"), gnu::always_inline]] static inline __m512i load(const int32_t* source,
                                                                             bool pairs,
@@ -130,6 +125,19 @@ struct SixteenSources {
 
   static __mmask16 first(int64_t count) {
     return static_cast<__mmask16>((uint32_t{1} << count) - 1);
+  }
+
+  // Writes those of a mask, and whatever is after them up to kSize numbers in all.
+  [[gnu::target("avx512f"), gnu::always_inline]] static inline void write(__m512i x, __mmask16 mask,
+                                                                          int64_t count,
+                                                                          int64_t* out) {
+    const __m512i packed = _mm512_maskz_compress_epi32(mask, x);
+    const auto wide = [](__m256i half) __attribute__((always_inline, target("avx512f"))) {
+      return _mm512_maskz_cvtepi32_epi64(0xFF, half);
+    };
+    _mm512_storeu_si512(out, wide(_mm512_maskz_extracti64x4_epi64(0xF, packed, 0)));
+    if (count <= kSize / 2) return;
+    _mm512_storeu_si512(out + kSize / 2, wide(_mm512_maskz_extracti64x4_epi64(0xF, packed, 1)));
   }
 
   // Right by some bits. Of the form without a mask GCC 12 warns that it is not initialized (its bug
@@ -158,6 +166,25 @@ struct SixteenSources {
 };
 #endif
 
+// Sources of 32 bits, and the ids of their edges: in pairs with them, in a column of their own, or
+// none, if an id is the position.
+struct NarrowEdges {
+  const int32_t* source = nullptr;
+  const int32_t* id = nullptr;
+  bool pairs = false;
+
+  // Those of a graph; without a source if it stores them in another way.
+  static NarrowEdges of(const EdgeView& view) {
+    const IntColumn &source = view.indices, &id = view.edge_id;
+    const auto* first = static_cast<const int32_t*>(source.data);
+    const auto* other = static_cast<const int32_t*>(id.data);
+    if (source.wide || (other && (id.wide || id.stride != source.stride))) return {};
+    if (source.stride == 1) return {first, other, false};
+    return source.stride == 2 && other == first + 1 ? NarrowEdges{first, other, true}
+                                                    : NarrowEdges{};
+  }
+};
+
 // Takes the in-edges whose sources' numbers are below their share. One per thread; what it holds is
 // only memory.
 class SourcePicker {
@@ -171,11 +198,38 @@ class SourcePicker {
       *share = kCertain;
       return all(c, out);
     }
-    const uint64_t limit = ((static_cast<uint64_t>(k) << 32) + static_cast<uint64_t>(d) - 1) /
-                           static_cast<uint64_t>(d);
+    const uint64_t limit = limit_of(k, d);
     *share = static_cast<double>(limit);
     return scan(number, source, c, limit, out);
   }
+
+#if defined(__x86_64__) && defined(__GNUC__)
+  static constexpr int64_t kRoom = SixteenSources::kSize;  // that `take` may write beyond the last
+
+  // The same for processors with AVX-512, with the sources and the ids of their edges in the place
+  // of positions.
+  static int64_t take(const SourceNumbers& number, const NarrowEdges& edges, Candidates c,
+                      int64_t k, int64_t* source, int64_t* id, double* share) {
+    const int64_t d = c.size();
+    uint32_t limit = 0;
+    const bool is_all = k < 0 || k >= d;
+    *share = kCertain;
+    if (!is_all) {
+      const uint64_t exact = limit_of(k, d);  // below 2^32, as k is below d
+      *share = static_cast<double>(exact);
+      limit = static_cast<uint32_t>(exact);
+    }
+    const auto from = [&]<bool kPairs, bool kAll>() {
+      return take_sixteens<kPairs, kAll>(number, edges, c, limit, source, id);
+    };
+    if (edges.pairs) {
+      return is_all ? from.template operator()<true, true>()
+                    : from.template operator()<true, false>();
+    }
+    return is_all ? from.template operator()<false, true>()
+                  : from.template operator()<false, false>();
+  }
+#endif
 
   // The same in proportion to weights, with a share for each. `prefix` are their running sums by
   // position; `first` is the node's first position.
@@ -200,6 +254,11 @@ class SourcePicker {
   size_t bytes() const { return share_.bytes() + weight_.bytes(); }
 
  private:
+  static uint64_t limit_of(int64_t k, int64_t d) {
+    return ((static_cast<uint64_t>(k) << 32) + static_cast<uint64_t>(d) - 1) /
+           static_cast<uint64_t>(d);
+  }
+
   static int64_t all(Candidates c, int64_t* out) {
     for (int64_t i = c.begin; i < c.end; ++i) *out++ = i;
     return c.size();
@@ -210,7 +269,7 @@ class SourcePicker {
 #if defined(__x86_64__) && defined(__GNUC__)
     if (!source.wide && (source.stride == 1 || source.stride == 2) && limit < uint64_t{1} << 32) {
       const auto below = static_cast<uint32_t>(limit);
-      if (SixteenSources::usable()) return scan_sixteens(number, source, c, below, out);
+      if (has_avx512()) return scan_sixteens(number, source, c, below, out);
       if (c.size() >= EightSources::kSize && has_avx2()) {
         return scan_eights(number, source, c, below, out);
       }
@@ -225,6 +284,59 @@ class SourcePicker {
   }
 
 #if defined(__x86_64__) && defined(__GNUC__)
+  template <bool kPairs, bool kAll>
+  [[gnu::target("avx512f,popcnt")]] static int64_t take_sixteens(const SourceNumbers& number,
+                                                                 const NarrowEdges& edges,
+                                                                 Candidates c, uint32_t limit,
+                                                                 int64_t* source, int64_t* id) {
+    using S = SixteenSources;
+    const SourceNumbers own = number;  // what is written might else change it
+    const uint64_t phase = fold(own.key, 1);
+    const int32_t *sources = edges.source, *ids = edges.id;
+    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    int64_t n = 0;
+    const auto step = [&](int64_t i,
+                          int64_t count) __attribute__((always_inline, target("avx512f,popcnt"))) {
+      const __mmask16 these = S::first(count);
+      __m512i u = lanes, e = lanes;
+      if constexpr (kPairs) {
+        const int32_t* at = sources + 2 * i;
+        const __m512i low = _mm512_maskz_loadu_epi32(S::first(std::min(2 * count, S::kSize)), at);
+        const __m512i high = _mm512_maskz_loadu_epi32(
+            S::first(std::max<int64_t>(2 * count - S::kSize, 0)), at + S::kSize);
+        const __m512i even = _mm512_maskz_slli_epi32(0xFFFF, lanes, 1);
+        u = _mm512_permutex2var_epi32(low, even, high);
+        e = _mm512_permutex2var_epi32(low, _mm512_or_si512(even, _mm512_set1_epi32(1)), high);
+      } else {
+        u = _mm512_maskz_loadu_epi32(these, sources + i);
+      }
+      __mmask16 taken = these;
+      if constexpr (!kAll) {
+        __m512i word = S::number(own.key, u);
+        if (own.renewed) {
+          const __mmask16 late = S::below(S::number(phase, u), own.renewed);
+          word = _mm512_mask_blend_epi32(late, word, S::number(own.next_key, u));
+        }
+        taken &= S::below(word, limit);
+      }
+      const int64_t found = std::popcount(static_cast<uint32_t>(taken));
+      S::write(u, taken, found, source + n);
+      if (kPairs || ids) {
+        if constexpr (!kPairs) e = _mm512_maskz_loadu_epi32(taken, ids + i);
+        S::write(e, taken, found, id + n);
+      } else {  // positions are wider
+        for (uint32_t left = taken, j = 0; left; left &= left - 1) {
+          id[n + j++] = i + std::countr_zero(left);
+        }
+      }
+      n += found;
+    };
+    int64_t i = c.begin;
+    for (; i + S::kSize <= c.end; i += S::kSize) step(i, S::kSize);
+    if (i < c.end) step(i, c.end - i);
+    return n;
+  }
+
   [[gnu::target("avx512f,bmi")]] static int64_t scan_sixteens(const SourceNumbers& number,
                                                               const IntColumn& source, Candidates c,
                                                               uint32_t limit, int64_t* out) {

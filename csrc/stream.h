@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "instructions.h"
+
 #ifdef __SSE2__
 #include <emmintrin.h>
 #endif
@@ -26,8 +28,7 @@ inline int64_t offset_in_line(const char* at) {
 // Whether the processor stores a line at a time.
 inline bool has_wide_stores() {
 #ifdef PYG_SCALE_WIDE_STORES
-  static const bool found = __builtin_cpu_supports("avx512f");
-  return found;
+  return has_avx512();
 #else
   return false;
 #endif

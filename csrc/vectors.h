@@ -15,6 +15,8 @@
 #include <type_traits>
 #include <utility>
 
+#include "instructions.h"
+
 #define PYG_SCALE_INLINE [[gnu::always_inline]] inline
 
 #if defined(__GNUC__) && !defined(__clang__)
@@ -228,10 +230,6 @@ PYG_SCALE_INLINE void prefetch_row(const void* row, int64_t bytes) {
 template <typename Body, typename... Args>
 [[gnu::target("avx2,f16c,bmi,bmi2")]] void run_on_avx2(const Body& body, Args... args) {
   body(args...);
-}
-inline bool has_avx2() {
-  static const bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2");
-  return has;
 }
 #endif
 

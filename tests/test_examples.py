@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from torch.distributed.run import get_args_parser
 
 from tests import preloaded
@@ -97,7 +98,11 @@ def named(name: str) -> Path:
 
 
 def accuracies(printed: str) -> dict[str, float]:
-    return {k: float(v) for k, v in re.findall(r"test accuracy, ([^:]*): ([\d.]+)", printed)}
+    return scores(printed, "accuracy")
+
+
+def scores(printed: str, metric: str) -> dict[str, float]:
+    return {k: float(v) for k, v in re.findall(rf"test {metric}, ([^:]*): ([\d.]+)", printed)}
 
 
 def test_train_sage_says_how_fast_it_is_and_why_pyg_is_not(call):
@@ -206,6 +211,27 @@ def test_every_family_of_samplers_is_as_good_as_the_whole_graph(
     whole = found.pop("whole graph")
     assert found and whole > 0.9
     assert min(found.values()) > whole - 0.01, printed
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_two_classes_of_unequal_size_are_told_apart(tmp_path, data_dir):
+    options = ("--data", str(data_dir / "tolokers.npz"), "--epochs", "50")
+    example, python = named("importance_sampling"), preloaded.python()
+    found = scores(run(example, tmp_path, *options, timeout=500, python=python), "ROC AUC")
+    whole = found.pop("whole graph")
+    assert set(found) == {"labor", "neighbours"} and whole > 0.7
+    assert min(found.values()) > whole - 0.01, found
+
+
+def test_area_under_the_roc_curve():
+    """As counted over all pairs, equal scores as half."""
+    roc_auc = runpy.run_path(str(named("importance_sampling")), run_name="example")["roc_auc"]
+    draw = torch.Generator().manual_seed(0)
+    score = torch.randint(20, (300,), generator=draw).float()
+    y = torch.randint(4, (300,), generator=draw).eq(0).long()
+    apart = score[y == 1][:, None] - score[y == 0]
+    assert roc_auc(score, y) == pytest.approx(float(((apart.sign() + 1) / 2).mean()), abs=1e-6)
 
 
 @pytest.mark.slow

@@ -12,12 +12,14 @@ import torch
 import torch_geometric.loader
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.loader.cluster import Partition
 from torch_geometric.utils import select
 
 from pyg_scale import plugins
 from pyg_scale.loader.archive import ADVICE, load_archive, save_archive
 from pyg_scale.loader.base import SubgraphLoader
 from pyg_scale.loader.batch.build import edge_index_of, select_rows
+from pyg_scale.loader.induced import has_edge_attrs
 from pyg_scale.loader.seeds.epoch import BatchIndex
 from pyg_scale.loader.stats import Stats
 from pyg_scale.ops.join_clusters import join_clusters
@@ -142,13 +144,13 @@ class _Merged(NamedTuple):
         node: ``int64`` ``[num_nodes]``.
         row: Positions of the sources in ``node``, ``[num_edges]``.
         col: Those of the destinations.
-        edge: ``int64`` ``[num_edges]``.
+        edge: ``int64`` ``[num_edges]``; ``None`` if edges have no attributes.
     """
 
     node: Tensor
     row: Tensor
     col: Tensor
-    edge: Tensor
+    edge: Tensor | None
 
 
 class ClusterLoader(SubgraphLoader, torch_geometric.loader.ClusterLoader):
@@ -194,6 +196,7 @@ class ClusterLoader(SubgraphLoader, torch_geometric.loader.ClusterLoader):
                 "split_seeds='global'"
             )
         self.cluster_data = cluster_data
+        self._index = _narrow(cluster_data.partition)
         self._start(len(cluster_data), seed=seed, worker_type=worker_type, **kwargs)
         self._publish()
 
@@ -211,7 +214,12 @@ class ClusterLoader(SubgraphLoader, torch_geometric.loader.ClusterLoader):
         index = batch.index.to(found.partptr.device)
         is_csr = found.sparse_format == "csr"
         node, own, other, edge = join_clusters(
-            found.partptr, found.indptr, found.index, index, own_first=is_csr
+            found.partptr,
+            found.indptr,
+            self._index,
+            index,
+            own_first=is_csr,
+            positions=has_edge_attrs(self.cluster_data.data),
         )
         if is_csr:
             return _Merged(node, own, other, edge)
@@ -220,18 +228,27 @@ class ClusterLoader(SubgraphLoader, torch_geometric.loader.ClusterLoader):
     def _fetch(self, out: _Merged, stats: Stats) -> Data:
         clusters, edge_index = self.cluster_data, edge_index_of(out.row, out.col)
         if isinstance(clusters, ClusterData) and clusters.in_files:
-            node, edge = (
-                clusters.partition.node_perm[out.node],
-                clusters.partition.edge_perm[out.edge],
-            )
+            node = clusters.partition.node_perm[out.node]
+            edge = None if out.edge is None else clusters.partition.edge_perm[out.edge]
             return _batch(clusters.data, node, edge, edge_index, stats)
         return _batch(clusters.data, out.node, out.edge, edge_index, stats)
+
+
+def _narrow(partition: Partition) -> Tensor:
+    """The other end of each edge: in 32 bits if all ids fit, so that batches read half the bytes.
+
+    Args:
+        partition: The clusters of a :class:`ClusterData`.
+    """
+    index, most = partition.index, torch.iinfo(torch.int32).max
+    fits = max(index.numel(), partition.indptr.numel()) <= most
+    return index.to(torch.int32) if fits else index
 
 
 # Clusters ##################################################################################
 
 
-def _batch(data: Data, node: Tensor, edge: Tensor, edge_index: Tensor, stats: Stats) -> Data:
+def _batch(data: Data, node: Tensor, edge: Tensor | None, edge_index: Tensor, stats: Stats) -> Data:
     """A batch with rows of attributes of nodes and edges; what it reads is counted."""
     batch = copy.copy(data)
     for key, value in data.items():
@@ -240,6 +257,7 @@ def _batch(data: Data, node: Tensor, edge: Tensor, edge_index: Tensor, stats: St
         elif data.is_node_attr(key):
             batch[key] = _rows(data, key, value, node, stats)
         elif data.is_edge_attr(key):
+            assert edge is not None
             batch[key] = _rows(data, key, value, edge, stats)
     batch.edge_index = edge_index
     return batch

@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 
 from pyg_scale.loader.archive import ADVICE, load_archive, save_archive
 from pyg_scale.loader.base import SubgraphLoader
-from pyg_scale.loader.induced import Grouped, batch_of
+from pyg_scale.loader.induced import Grouped, batch_of, has_edge_attrs
 from pyg_scale.loader.seeds.epoch import BatchIndex, draw_seed
 from pyg_scale.loader.stats import Stats
 from pyg_scale.ops import keys
@@ -141,14 +141,15 @@ class _Saint(SubgraphLoader, torch_geometric.loader.GraphSAINTSampler):
         return {name: str(value) for name, value in self._options().items()}
 
     def _sample(self, batch: BatchIndex) -> Induced:
-        return self._induced(batch.key)
+        return self._induced(batch.key, bool(self.sample_coverage) or has_edge_attrs(self.data))
 
-    def _induced(self, key: int) -> Induced:
-        return self._graph.among(self._draw(keys.fold(key, keys.SAINT)))
+    def _induced(self, key: int, ids: bool = True) -> Induced:
+        return self._graph.among(self._draw(keys.fold(key, keys.SAINT)), ids=ids)
 
     def _fetch(self, out: Induced, stats: Stats) -> Data:
         batch = batch_of(self.data, out, stats)
         if self.sample_coverage:
+            assert out.edge is not None
             batch.node_norm, batch.edge_norm = self.node_norm[out.node], self.edge_norm[out.edge]
         return batch
 
@@ -206,7 +207,7 @@ class GraphSAINTEdgeSampler(_Saint, torch_geometric.loader.GraphSAINTEdgeSampler
         return torch.cat([self._graph.row[edge], self._graph.col[edge]]).long()
 
     def _chances(self) -> tuple[Tensor, Tensor]:
-        row, (col, edge) = self._graph.row.long(), self._graph.pairs.long().unbind(1)
+        _, row, col, edge = (each.long() for each in self._graph)
         weight = self._prefix.diff(prepend=self._prefix.new_zeros(1)).double()
         chance = weight / weight.sum()
         one = torch.bincount(row, chance, self.N)

@@ -134,8 +134,9 @@ class _Influence(SubgraphLoader):
         pairs = [self._pairs[number] for number in batch.index.tolist()]
         out = torch.cat([each for each, _ in pairs])
         found = self._graph.among(torch.cat([each for _, each in pairs]))
+        assert found.edge is not None
         order = found.edge.argsort()
-        found = Induced(found.node, *(each[order] for each in found[1:]))
+        found = Induced(found.node, found.row[order], found.col[order], found.edge[order])
         return found, torch.isin(found.node, out)
 
     def _fetch(self, out: tuple[Induced, Tensor], stats: Stats) -> Data:

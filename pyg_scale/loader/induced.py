@@ -20,12 +20,14 @@ class Grouped(NamedTuple):
     Attributes:
         indptr: ``int64`` ``[num_nodes + 1]``.
         row: The source of each edge, ``int32`` if all numbers fit, else ``int64`` ``[num_edges]``.
-        pairs: Its destination and its id, of the same dtype, ``[num_edges, 2]``.
+        col: Its destination, of the same dtype, ``[num_edges]``.
+        edge: Its id, of the same dtype, ``[num_edges]``.
     """
 
     indptr: Tensor
     row: Tensor
-    pairs: Tensor
+    col: Tensor
+    edge: Tensor
 
     @classmethod
     def of(cls, edge_index: Tensor, num_nodes: int) -> Grouped:
@@ -42,22 +44,20 @@ class Grouped(NamedTuple):
         indptr = torch.cat([count.new_zeros(1), count.cumsum(0)])
         most = 2**31 - 1
         dtype = torch.int32 if max(num_nodes, row.numel()) <= most else torch.int64
-        pairs = torch.stack([col[edge].to(dtype), edge.to(dtype)], dim=1)
-        return cls(indptr, row[edge].to(dtype), pairs)
+        return cls(indptr, row[edge].to(dtype), col[edge].to(dtype), edge.to(dtype))
 
-    @property
-    def col(self) -> Tensor:
-        """The destination of each edge ``[num_edges]``."""
-        return self.pairs[:, 0]
+    def among(self, drawn: Tensor, *, ids: bool = True) -> Induced:
+        """Some nodes, repeats allowed, and all edges among them, in the order of this graph.
 
-    @property
-    def edge(self) -> Tensor:
-        """The id of each edge ``[num_edges]``."""
-        return self.pairs[:, 1]
+        Without ``ids``, ids of edges are left out.
+        """
+        return induced_edges(self.indptr, self.col, self.edge if ids else None, drawn)
 
-    def among(self, drawn: Tensor) -> Induced:
-        """Some nodes, repeats allowed, and all edges among them, in the order of this graph."""
-        return induced_edges(self.indptr, self.col, self.edge, drawn)
+
+def has_edge_attrs(data: Data) -> bool:
+    """True if batches have rows of attributes of edges, for which they need ids of edges."""
+    names = data.keys()  # to iterate over a Data gives pairs
+    return any(name != "edge_index" and data.is_edge_attr(name) for name in names)
 
 
 def batch_of(data: Data, out: Induced, stats: Stats) -> Data:
@@ -69,6 +69,7 @@ def batch_of(data: Data, out: Induced, stats: Stats) -> Data:
         if data.is_node_attr(key):
             batch[key] = select_rows(data._store, key, value, out.node, stats)
         elif data.is_edge_attr(key):
+            assert out.edge is not None
             batch[key] = select_rows(data._store, key, value, out.edge, stats)
     batch.num_nodes = out.node.numel()
     batch.edge_index = edge_index_of(out.row, out.col)

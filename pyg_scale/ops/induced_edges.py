@@ -17,16 +17,16 @@ class Induced(NamedTuple):
         node: Ascending ids, each once, ``int64`` ``[n]``.
         row: The place in ``node`` of the node that has each edge, rising, ``int64`` ``[m]``.
         col: The place of its other end.
-        edge: Its id.
+        edge: Its id; ``None`` if ids were not asked for.
     """
 
     node: Tensor
     row: Tensor
     col: Tensor
-    edge: Tensor
+    edge: Tensor | None
 
 
-def induced_edges(indptr: Tensor, index: Tensor, edge_id: Tensor, drawn: Tensor) -> Induced:
+def induced_edges(indptr: Tensor, index: Tensor, edge_id: Tensor | None, drawn: Tensor) -> Induced:
     """The drawn nodes, and the edges that both begin and end in them, in the order of the graph.
 
     If compiled, ``row`` and ``col`` are rows of one tensor.
@@ -35,8 +35,8 @@ def induced_edges(indptr: Tensor, index: Tensor, edge_id: Tensor, drawn: Tensor)
         indptr: The edges of node ``v`` are ``indptr[v]`` to ``indptr[v + 1] - 1``, ``int64``
             ``[num_nodes + 1]``.
         index: Their other ends, ``int32`` or ``int64`` ``[num_edges]``.
-        edge_id: Their ids, of the same dtype, ``[num_edges]``. Columns of one table of pairs are
-            read fastest.
+        edge_id: Their ids, of the same dtype, ``[num_edges]``; both contiguous, or columns of one
+            table of pairs. ``None`` if nobody needs them.
         drawn: Ids of nodes in any order, repeats allowed, ``int64``.
 
     Raises:
@@ -47,14 +47,14 @@ def induced_edges(indptr: Tensor, index: Tensor, edge_id: Tensor, drawn: Tensor)
             indptr.contiguous(), index, edge_id, drawn.contiguous()
         )
         row, col = ends.unbind()
-        return Induced(node, row, col, edge)
+        return Induced(node, row, col, None if edge_id is None else edge)
     node, num_nodes = drawn.unique(), indptr.numel() - 1
     if node.numel() and not 0 <= int(node[0]) <= int(node[-1]) < num_nodes:
         raise ValueError(f"drawn: nodes must be ids below {num_nodes}")
     begin = indptr[node]
     if int(indptr[0]) or int(indptr[-1]) > index.numel() or bool((indptr.diff() < 0).any()):
         raise ValueError(f"indptr: the pointers of nodes must rise from 0 to {index.numel()}")
-    if edge_id.numel() != index.numel():
+    if edge_id is not None and edge_id.numel() != index.numel():
         raise ValueError(f"edge_id has {edge_id.numel()} entries for {index.numel()} edges")
     degree = indptr[node + 1] - begin
     row = torch.arange(node.numel()).repeat_interleave(degree)
@@ -68,5 +68,5 @@ def induced_edges(indptr: Tensor, index: Tensor, edge_id: Tensor, drawn: Tensor)
         )
     col = torch.searchsorted(node, end).clamp(max=max(node.numel() - 1, 0))
     inside = (node[col] == end).nonzero().view(-1)
-    edge = edge_id[position[inside]].to(torch.int64)
+    edge = None if edge_id is None else edge_id[position[inside]].to(torch.int64)
     return Induced(node, row[inside], col[inside], edge)

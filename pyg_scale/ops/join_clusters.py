@@ -20,13 +20,13 @@ class Joined(NamedTuple):
         node: Their nodes, cluster after cluster, ``int64`` ``[n]``.
         own: The place in ``node`` of the node that has each edge, rising, ``int64`` ``[m]``.
         other: The place of its other end, ``int64`` ``[m]``.
-        edge: The position of each edge, ``int64`` ``[m]``.
+        edge: The position of each edge, ``int64`` ``[m]``; ``None`` if it was not asked for.
     """
 
     node: Tensor
     own: Tensor
     other: Tensor
-    edge: Tensor
+    edge: Tensor | None
 
 
 def join_clusters(
@@ -36,6 +36,7 @@ def join_clusters(
     which: Tensor,
     *,
     own_first: bool = True,
+    positions: bool = True,
 ) -> Joined:
     """The nodes of some clusters and the edges that both begin and end in these.
 
@@ -44,10 +45,11 @@ def join_clusters(
             ``[num_clusters + 1]``. Tensors are on one device.
         indptr: The edges of node ``v`` are ``indptr[v]`` to ``indptr[v + 1] - 1``, ``int64``
             ``[num_nodes + 1]``.
-        index: Their other ends, ``int64`` ``[num_edges]``.
+        index: Their other ends, ``int64`` or, if all positions fit, ``int32`` ``[num_edges]``.
         which: The clusters, ``int64`` ``[c]``. Edges to a repeated one end in its last copy.
         own_first: Which of ``own`` and ``other`` is the first row of the one tensor that both are
             rows of, if compiled.
+        positions: Whether the positions of edges are wanted.
 
     Raises:
         ValueError: If pointers or ends lead out of the graph.
@@ -55,16 +57,18 @@ def join_clusters(
     tensors = (partptr, indptr, index, which)
     if library.compiled() and all(each.device.type == "cpu" for each in tensors):
         node, ends, edge = torch.ops.pyg_scale.join_clusters(
-            *(each.contiguous() for each in tensors), own_first
+            *(each.contiguous() for each in tensors), own_first, positions
         )
         first, second = ends.unbind()
-        return Joined(node, *((first, second) if own_first else (second, first)), edge)
+        return Joined(
+            node, *((first, second) if own_first else (second, first)), edge if positions else None
+        )
     begin, end = partptr[which], partptr[which + 1]
     ranges = list(zip(begin.tolist(), end.tolist(), strict=True))
     node = _joined(ranges, which.device)
     edges = list(zip(indptr[begin].tolist(), indptr[end].tolist(), strict=True))
     edge = _joined(edges, which.device)
-    other = _slices(index, edges)
+    other = _slices(index, edges).to(torch.int64)
     size = end - begin
     shift = torch.full_like(partptr[1:], torch.iinfo(torch.int64).min // 2)
     shift[which] = size.cumsum(0) - size - begin
@@ -73,7 +77,8 @@ def join_clusters(
     inside = (other >= 0).nonzero().view(-1)
     degree = _slices(indptr[1:], ranges) - _slices(indptr, ranges)
     own = torch.arange(node.numel(), device=node.device).repeat_interleave(degree)
-    return Joined(node, *(each.index_select(0, inside) for each in (own, other, edge)))
+    own, other, edge = (each.index_select(0, inside) for each in (own, other, edge))
+    return Joined(node, own, other, edge if positions else None)
 
 
 def _joined(ranges: list[tuple[int, int]], device: torch.device) -> Tensor:

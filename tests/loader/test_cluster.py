@@ -17,7 +17,8 @@ from torch_geometric.utils import subgraph
 
 from pyg_scale import plugins
 from pyg_scale.errors import UnknownPluginError
-from pyg_scale.loader import ClusterData, ClusterLoader
+from pyg_scale.loader import ClusterData, ClusterLoader, cluster
+from pyg_scale.ops.join_clusters import Joined, join_clusters
 from pyg_scale.partitioner.multilevel import MultilevelPartitioner
 from tests.loader.batches import assert_same_batches
 
@@ -80,6 +81,22 @@ def test_batches_equal_those_of_pyg(sparse_format: Any, keep: bool) -> None:
     assert_same_batches(
         torch_geometric.loader.ClusterLoader(data, **options), ClusterLoader(data, **options)
     )
+
+
+def test_ids_of_edges_are_found_only_for_attributes(monkeypatch: pytest.MonkeyPatch) -> None:
+    bare = DATA.clone()
+    del bare.edge_attr
+    asked = []
+
+    def joined(*given: Any, positions: bool, **options: Any) -> Joined:
+        asked.append(positions)
+        return join_clusters(*given, positions=positions, **options)
+
+    monkeypatch.setattr(cluster, "join_clusters", joined)
+    loaders = (ClusterLoader(clusters(data=data), batch_size=7) for data in (bare, DATA))
+    batch, other = (next(iter(loader)) for loader in loaders)
+    assert asked == [False, True]
+    assert torch.equal(batch.edge_index, other.edge_index) and "edge_attr" not in batch
 
 
 @FORMATS

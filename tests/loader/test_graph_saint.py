@@ -55,6 +55,15 @@ def test_batches_are_induced_subgraphs(make: Callable[..., Any]) -> None:
         assert "node_norm" not in batch
 
 
+@every
+def test_edges_without_attributes_are_the_same(make: Callable[..., Any], monkeypatch: Any) -> None:
+    whole, bare = list(make(num_steps=3, seed=1)), DATA.clone()
+    del bare.edge_attr
+    monkeypatch.setitem(globals(), "DATA", bare)
+    for batch, other in zip(make(num_steps=3, seed=1), whole, strict=True):
+        assert torch.equal(batch.edge_index, other.edge_index) and "edge_attr" not in batch
+
+
 def test_draws_have_the_probabilities_of_pyg() -> None:
     row, col = DATA.edge_index
     out, into = degree(row, N), degree(col, N)

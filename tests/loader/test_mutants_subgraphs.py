@@ -70,7 +70,9 @@ def norms_are_of_a_single_draw(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def all_batches_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
     induced = graph_saint._Saint._induced
-    monkeypatch.setattr(graph_saint._Saint, "_induced", lambda self, key: induced(self, 1))
+    monkeypatch.setattr(
+        graph_saint._Saint, "_induced", lambda self, key, ids=True: induced(self, 1)
+    )
 
 
 @caught_by(

@@ -787,6 +787,7 @@ CALLS: dict[str, Callable[[], Arguments]] = {
         "index": indices(),
         "which": longs(2, 0),
         "own_first": True,
+        "positions": True,
     },
     "labor_take": lambda: {
         "counts": longs(3, 0, 2, 1),

@@ -45,11 +45,14 @@ def test_compiled_and_plain_are_equal(monkeypatch):
         size = 1 + 13 * seed
         drawn = torch.randint(size, (5 * seed,), generator=torch.Generator().manual_seed(seed))
         stored = [torch.int32, torch.int64][seed % 2], seed % 4 < 2
-        degree = [6, 30][seed % 3 == 0]  # rows are written sixteen numbers at a time
+        degree = [6, 30, 90][seed % 3]  # rows are read and written sixteen numbers at a time
         compiled = induced_edges(*graph(seed, size, degree, *stored), drawn)
         with monkeypatch.context() as patch:
             patch.setenv("PYG_SCALE_KERNELS", "never")
             plain = induced_edges(*graph(seed, size, degree), drawn)
+        indptr, index, _ = graph(seed, size, degree, *stored)
+        bare = induced_edges(indptr, index, None, drawn)
+        assert bare.edge is None and all(map(torch.equal, bare[:3], plain[:3]))
         for one, other in zip(compiled, plain, strict=True):
             assert torch.equal(one, other) and one.dtype == other.dtype
 
@@ -68,13 +71,18 @@ def test_nodes_that_are_refused(drawn, kernels, monkeypatch):
     [
         ("index", torch.full_like(graph(1)[1], 150), "index: node 150 does not exist"),
         ("index", torch.full_like(graph(1)[1], -1), "index: node -1 does not exist"),
+        ("index", None, "index: node 150 does not exist"),  # the last one, in 32 bits
         ("indptr", graph(1)[0] + 9, "the pointers of node"),
         ("edge_id", graph(1)[2][1:], "edge_id has"),
     ],
 )
 def test_what_leads_out_of_the_graph_is_refused(name, value, message, kernels, monkeypatch):
     monkeypatch.setenv("PYG_SCALE_KERNELS", kernels)
-    arguments = dict(zip(("indptr", "index", "edge_id"), graph(1), strict=True)) | {name: value}
+    arguments = dict(zip(("indptr", "index", "edge_id"), graph(1), strict=True))
+    if value is None:
+        value = arguments["index"].int()
+        value[-1], arguments["edge_id"] = 150, arguments["edge_id"].int()
+    arguments[name] = value
     with pytest.raises(ValueError, match=message):
         induced_edges(**arguments, drawn=torch.arange(150))
 

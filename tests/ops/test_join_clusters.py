@@ -46,16 +46,22 @@ def test_compiled_and_plain_are_equal(monkeypatch):
     if not library.compiled():
         pytest.skip(f"needs the compiled kernels: {library.status()['command']}")
     for seed in range(30):
-        arguments = graph(seed, sizes=[seed % 5, 40, seed, 3])
+        arguments = graph(seed, sizes=[seed % 5, 40, seed, 3], degree=4 + seed)
         which = torch.randperm(4, generator=torch.Generator().manual_seed(seed))[: seed % 4 + 1]
-        compiled = join_clusters(*arguments, which, own_first=seed % 2 == 0)
+        *pointers, index = arguments
+        stored = index.to([torch.int32, torch.int64][seed % 3 == 0])
+        compiled = join_clusters(*pointers, stored, which, own_first=seed % 2 == 0)
         first, second = compiled[1:3] if seed % 2 == 0 else compiled[2:0:-1]
         assert not first.numel() or second.storage_offset() == first.storage_offset() + len(first)
         with monkeypatch.context() as patch:
             patch.setenv("PYG_SCALE_KERNELS", "never")
             plain = join_clusters(*arguments, which)
+            bare = join_clusters(*arguments, which, positions=False)
         for one, other in zip(compiled, plain, strict=True):
             assert torch.equal(one, other) and one.dtype == other.dtype
+        for found in (bare, join_clusters(*pointers, stored, which, positions=False)):
+            assert found.edge is None
+            assert all(map(torch.equal, found[:3], plain[:3]))
 
 
 @pytest.mark.parametrize(
@@ -65,7 +71,8 @@ def test_compiled_and_plain_are_equal(monkeypatch):
         ("partptr", torch.tensor([0, 3, 2, 10, 11, 23]), "partptr must rise"),
         ("index", torch.full_like(graph(1)[2], 23), "index: node 23 does not exist"),
         ("indptr", torch.cat([graph(1)[1][:-1], torch.tensor([9999])]), "the pointers of node 22"),
-        ("index", graph(1)[2].int(), "index must be a contiguous 1-D int64"),
+        ("index", torch.full_like(graph(1)[2], 23).int(), "index: node 23 does not exist"),
+        ("index", graph(1)[2].short(), "index must be int32 or int64"),
     ],
 )
 def test_what_leads_out_of_the_graph_is_refused(name, value, message):

@@ -65,6 +65,12 @@ def test_equal_time_counts_whole_epochs() -> None:
     assert sampler_training.accuracy_at(run, 0.5) == 0
 
 
+def test_points_apart_pair_the_seeds() -> None:
+    assert sampler_training.points_apart([0.90, 0.92], [0.91, 0.91]) == "+0.00 ± 1.00"
+    assert sampler_training.points_apart([0.80, 0.82], [0.81, 0.83]) == "-1.00 ± 0.00"
+    assert sampler_training.points_apart([0.80], [0.81]) == "-1.00"
+
+
 def test_weights_of_means() -> None:
     weight = sampler_training.mean_weights(torch.tensor([[0, 1, 2], [1, 2, 2]]), 3)
     assert weight.tolist() == [1.0, 0.5, 0.5]

@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice, repeat
-from statistics import mean
+from statistics import mean, stdev
 from typing import Any, NamedTuple
 
 import torch
@@ -45,7 +45,7 @@ OPTIONS: Options = {
     "train_nodes": Option(20_000, "of the generated graph"),
     "train_edges": Option(400_000, "of it"),
     "epochs": Option(20, least=1),
-    "repeats": Option(3, "seeds of model and loader", least=1),
+    "repeats": Option(6, "seeds of model and loader", least=1),
     "hidden": Option(64, "channels of the model"),
     "train_batch_size": Option(512, "seeds", least=1),
     "train_neighbors": Option(10, "neighbours of each of the two hops", least=1),
@@ -223,6 +223,13 @@ def _train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: Iterator[S
 # Report ###################################################################################
 
 
+def points_apart(run: Sequence[float], base: Sequence[float]) -> str:
+    """The mean of the differences seed by seed, in points, and its standard error."""
+    apart = [100 * (one - other) for one, other in zip(run, base, strict=True)]
+    error = f" ± {stdev(apart) / len(apart) ** 0.5:.2f}" if len(apart) > 1 else ""
+    return f"{mean(apart):+.2f}{error}"
+
+
 def accuracy_at(run: Sequence[Sequence[float]], seconds: float) -> float:
     """The accuracy after the last epoch that ended in time; 0 if none did."""
     return max([(end, accuracy) for end, accuracy in run if end <= seconds], default=(0, 0))[1]
@@ -232,13 +239,15 @@ def report(part: Mapping[str, Any], lines: list[str]) -> tuple[Table, list[Panel
     """The table and the panels of what :func:`measure` found."""
     runs, epochs = part["runs"], part["epochs"]
     rows, equal_epochs, equal_time = [], [], []
+    of_base = [run[epochs - 1][1] for run in runs[BASE]]
     for name, each in runs.items():
         last = [run[epochs - 1][1] for run in each]
         pairs = zip(each, runs[BASE])
         in_time = [accuracy_at(run, base[epochs - 1][0]) for run, base in pairs]
         seconds = mean(run[epochs - 1][0] for run in each)
         halfway = mean(run[(epochs - 1) // 2][1] for run in each)
-        cells = [f"{mean(last):.4f}", f"{min(last):.4f} to {max(last):.4f}", f"{halfway:.4f}"]
+        cells = [f"{mean(last):.4f}", f"{min(last):.4f} to {max(last):.4f}"]
+        cells += [points_apart(last, of_base) if name != BASE else "", f"{halfway:.4f}"]
         rows.append([name, *cells, f"{mean(in_time):.4f}", f"{seconds:.2f}"])
         spread = (min(last), max(last))
         equal_epochs.append(Bar(name, mean(last), spread=spread))
@@ -246,12 +255,13 @@ def report(part: Mapping[str, Any], lines: list[str]) -> tuple[Table, list[Panel
     graph = part["graph"]
     note = (
         f"Test accuracy, {graph['nodes']:,} nodes, {graph['edges']:,} edges, {graph['classes']} "
-        f"classes; {epochs} epochs, means of {len(runs[BASE])} seeds. Equal time is what "
+        f"classes; {epochs} epochs, means of {len(runs[BASE])} seeds; points from {BASE} are the "
+        "mean difference of runs with the same seed, with its standard error. Equal time is what "
         f"{BASE} took for all epochs, whole epochs alone; seconds are those of all epochs. With "
         "more dependent batches than there are steps, all steps see nearly the same sample."
     )
-    header = ["sampler", "equal epochs", "lowest to highest", "half of them"]
-    header += ["equal time", "seconds"]
+    header = ["sampler", "equal epochs", "lowest to highest"]
+    header += [f"points from {BASE}", "half of them", "equal time", "seconds"]
     row = [
         Panel(f"Accuracy after {epochs} epochs", equal_epochs, "of test nodes", form=".4f"),
         Panel("Accuracy after equal time", equal_time, "of test nodes", form=".4f"),
