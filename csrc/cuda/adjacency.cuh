@@ -154,18 +154,26 @@ struct Window {
 template <typename T, typename Put>
 PYG_SCALE_DEVICE void sort_hub(const T* entries, int64_t begin, int64_t end, int64_t num_edges,
                                Window& window, const Put& put) {
-  constexpr int kWords = Window::kWords;
+  constexpr int kWords = Window::kWords, kTogether = 8;
   auto& bits = window.bits;
   const int thread = static_cast<int>(threadIdx.x);
   int64_t place = begin;
   for (int64_t first = 0; first < num_edges; first += Window::kSize) {
     for (int i = 0; i < kWords; ++i) bits[i][thread] = 0;
     __syncthreads();
-    for (int64_t i = begin + thread; i < end; i += kBlockThreads) {
-      const int64_t bit = static_cast<int64_t>(entries[i]) - first;
-      if (bit < 0 || bit >= Window::kSize) continue;
-      const int64_t word = bit / 32;
-      atomicOr(&bits[word % kWords][word / kWords], 1u << (bit % 32));
+    for (int64_t i = begin + thread; i < end; i += kTogether * kBlockThreads) {
+      int64_t found[kTogether];  // read before the first is used
+#pragma unroll
+      for (int k = 0; k < kTogether; ++k) {
+        const int64_t at = i + k * kBlockThreads;
+        found[k] = at < end ? static_cast<int64_t>(entries[at]) - first : -1;
+      }
+#pragma unroll
+      for (int k = 0; k < kTogether; ++k) {
+        if (found[k] < 0 || found[k] >= Window::kSize) continue;
+        const int64_t word = found[k] / 32;
+        atomicOr(&bits[word % kWords][word / kWords], 1u << (found[k] % 32));
+      }
     }
     __syncthreads();
     int32_t mine = 0, all = 0;
@@ -258,6 +266,7 @@ PYG_SCALE_DEVICE void order_edge(const Grouping& args, int64_t i) {
   const int64_t *row = args.sources.indptr + edge.from, begin = row[0], end = row[1];
   if (end - begin > kHub) {
     args.by_source[i] = static_cast<uint64_t>(position);
+    args.row_at[position] = static_cast<int32_t>(edge.to);
   } else {
     put_by_source(args, place_of(begin, end, args.by_source, own), edge.to, position);
   }
@@ -265,11 +274,9 @@ PYG_SCALE_DEVICE void order_edge(const Grouping& args, int64_t i) {
 
 // The edges out of each hub by their positions by destination.
 PYG_SCALE_DEVICE void sort_hubs_by_source(const Grouping& args, Window& window) {
-  const int64_t* by_destination = args.grouped ? args.grouped : args.destinations.indptr;
   over_hubs(args.sources, [&](int64_t begin, int64_t end) {
     sort_hub(args.by_source, begin, end, args.num_edges, window, [&](int64_t at, int64_t position) {
-      const int64_t row = row_at(by_destination, args.destinations.rows, position);
-      put_by_source(args, at, row, position);
+      put_by_source(args, at, args.row_at[position], position);
     });
   });
 }

@@ -35,6 +35,7 @@ struct Grouping {
   int32_t* by_destination;  // [num_edges]
   // [num_edges], the destination above the number; of hubs then the position by destination
   uint64_t* by_source;
+  int32_t* row_at;             // [num_edges], destinations by position, of edges out of hubs
   int32_t *indices, *edge_id;  // [num_edges] by destination
   void* rows;                  // [num_edges] by source, int64 if `wide`
   bool wide;

@@ -57,6 +57,8 @@ class Groups {
     }
     Tensor by_destination = numbers(), by_source = numbers(ScalarType::Long);
     args_.by_destination = data_of<int32_t>(by_destination);
+    Tensor row_at = numbers();
+    args_.row_at = data_of<int32_t>(row_at);
     args_.by_source = reinterpret_cast<uint64_t*>(data_of<int64_t>(by_source));
     device_.done(pyg_scale_cuda_group(&args_, device_.stream()), name);
   }

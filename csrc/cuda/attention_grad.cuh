@@ -54,12 +54,12 @@ struct LogitGrad {
   A stays, logit;
 
   PYG_SCALE_DEVICE LogitGrad(const AttentionBackward& args, const Drops<A>& drops, A weight,
-                             A product, int64_t row, int64_t id, int64_t head) {
+                             A product, A mean, int64_t id, int64_t head) {
     const int64_t heads = args.in.heads;
     const A factor = drops.factor(id, heads, head);
     if (args.weights_grad) product += static_cast<const A*>(args.weights_grad)[id * heads + head];
     stays = weight * factor;
-    logit = weight * (factor * product - static_cast<const A*>(args.mean)[row * heads + head]);
+    logit = weight * (factor * product - mean);
   }
 };
 
@@ -78,7 +78,7 @@ PYG_SCALE_DEVICE void gat_grad_kernel(const AttentionBackward& args, int lanes) 
   const bool writes = group.lane == 0 && blockIdx.y == 0;
   const T* features = row_at<T>(in.value, unit.row, in, head);
   const A slope = static_cast<A>(in.number);
-  const A* lse = static_cast<const A*>(args.lse);
+  const A *lse = static_cast<const A*>(args.lse), *mean = static_cast<const A*>(args.mean);
   const Drops<A> drops(in.dropout);
   Pack<T, kCount> own{};
   if (!kSeveral && work.any && mine.has(0)) own = load<kCount>(features + mine[0]);
@@ -96,7 +96,7 @@ PYG_SCALE_DEVICE void gat_grad_kernel(const AttentionBackward& args, int lanes) 
         grads[k] = load<kCount>(row_at<T>(args.out_grad, target[k], in, head) + c);
       }
     };
-    A products[kTogether] = {};
+    A products[kTogether] = {}, both[kTogether] = {}, lses[kTogether] = {}, means[kTogether] = {};
     const auto multiply = [&] {
 #pragma unroll
       for (int k = 0; k < kTogether; ++k) {
@@ -108,6 +108,13 @@ PYG_SCALE_DEVICE void gat_grad_kernel(const AttentionBackward& args, int lanes) 
     };
     if (more) {
       read(args.graph.edge_id, args.graph.num_edges, position, id);
+#pragma unroll
+      for (int k = 0; k < kTogether; ++k) {  // beside the gradients, not after their sums
+        const int64_t at = target[k] * in.heads + head;
+        both[k] = gat_sum<A>(in, unit.row, target[k], id[k], head);
+        lses[k] = lse[at];
+        means[k] = mean[at];
+      }
       if constexpr (!kSeveral) {
         if (mine.has(0)) {
           read_grads(mine[0]);
@@ -126,10 +133,9 @@ PYG_SCALE_DEVICE void gat_grad_kernel(const AttentionBackward& args, int lanes) 
     A stays[kTogether];
 #pragma unroll
     for (int k = 0; k < kTogether; ++k) {
-      const A both = gat_sum<A>(in, unit.row, target[k], id[k], head);
-      const A factor = both > A{0} ? A{1} : slope;
-      const A weight = exponential(both * factor - lse[target[k] * in.heads + head]);
-      const LogitGrad<A> found(args, drops, weight, products[k], target[k], id[k], head);
+      const A factor = both[k] > A{0} ? A{1} : slope;
+      const A weight = exponential(both[k] * factor - lses[k]);
+      const LogitGrad<A> found(args, drops, weight, products[k], means[k], id[k], head);
       stays[k] = found.stays;
       if (first + k >= unit.end) continue;
       const A change = found.logit * factor;
@@ -182,6 +188,7 @@ PYG_SCALE_DEVICE void destination_grad_kernel(const AttentionBackward& args, int
     const T* query = row_at<T>(in.query, unit.row, in, head);
     const T* grad = row_at<T>(args.out_grad, unit.row, in, head);
     const A lse = work.any ? static_cast<const A*>(args.lse)[of_row] : A{0};
+    const A mean = work.any ? static_cast<const A*>(args.mean)[of_row] : A{0};
     Asks<kKind, T, kCount> asks;
     Pack<T, kCount> of_grad{};
     const auto ask = [&](int64_t c) {
@@ -224,8 +231,8 @@ PYG_SCALE_DEVICE void destination_grad_kernel(const AttentionBackward& args, int
 #pragma unroll
       for (int k = 0; k < kTogether; ++k) {
         const A logit = kDot ? logits[k] * number : logits[k];
-        const LogitGrad<A> found(args, drops, exponential(logit - lse), products[k], unit.row,
-                                 id[k], head);
+        const LogitGrad<A> found(args, drops, exponential(logit - lse), products[k], mean, id[k],
+                                 head);
         stays[k] = found.stays;
         logits[k] = kDot ? found.logit * number : found.logit;
         if (!writes || first + k >= unit.end) continue;

@@ -5,10 +5,16 @@
 
 #include "device.cuh"
 
+// The blocks that a multiprocessor has registers for, at least; a file may define other numbers.
+#if !defined(PYG_SCALE_BLOCKS)
+#define PYG_SCALE_BLOCKS 1
+#endif
+
 #if defined(__CUDACC__)
-#define PYG_SCALE_KERNEL(name, Args, ...)                                                  \
-  extern "C" __global__ void __launch_bounds__(kBlockThreads) name(Args args, int lanes) { \
-    __VA_ARGS__(args, lanes);                                                              \
+#define PYG_SCALE_KERNEL(name, Args, ...)                                       \
+  extern "C" __global__ void __launch_bounds__(kBlockThreads, PYG_SCALE_BLOCKS) \
+      name(Args args, int lanes) {                                              \
+    __VA_ARGS__(args, lanes);                                                   \
   }
 #else
 #define PYG_SCALE_KERNEL(name, Args, ...)                                                 \
