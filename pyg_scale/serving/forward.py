@@ -99,11 +99,11 @@ class _Layers:
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self._modules = list(model.modules())
-        self._types = [type(module) for module in self._modules]
+        self._layers = list(model.modules())
+        self._types = [type(module) for module in self._layers]
         self._state: list[dict[str, Any]] = []
         self._hooks: list[Any] = []
-        for module in self._modules:
+        for module in self._layers:
             kept = module.__dict__
             self._state += kept, kept["_modules"], kept["_parameters"]
             self._hooks += (kept[name] for name in _HOOKS)
@@ -119,7 +119,7 @@ class _Layers:
         return (
             model is self._model
             and not any(self._hooks)
-            and [*map(type, self._modules)] == self._types
+            and [*map(type, self._layers)] == self._types
             and [*map(len, self._state)] == self._sizes
             and all(map(is_, chain.from_iterable(map(dict.values, self._state)), self._values))
         )
