@@ -2,15 +2,16 @@
 
     python examples/importance_sampling.py                   # a generated graph
     python examples/importance_sampling.py --data cora.npz   # an archive: pyg_scale.datasets
-    python examples/importance_sampling.py --data tolokers.npz --epochs 50  # two classes: ROC AUC
+    python examples/importance_sampling.py --data tolokers.npz --neighbors 50 50 --epochs 50
     python examples/importance_sampling.py --samplers ladies fastgcn
     python examples/importance_sampling.py --samplers cost   # LABOR, batches of equal cost
     python examples/importance_sampling.py --layers          # whole layers, as in the papers
     python examples/importance_sampling.py --tiny            # seconds, to see that it runs
 
 Self-loops are added to the graph, and each layer is a `GCNConv(normalize=False)` that sums sampled
-in-edges by the weights of the batch: an unbiased estimate of the layer on the whole graph. The
-model on the whole graph is the same one, with the weights of all edges. The test takes all
+in-edges by the weights of the batch: an unbiased estimate of the layer on the whole graph. Batches
+of sampled neighbours bring none; there, an edge stands for as many as its node has per sampled one.
+The model on the whole graph is the same one, with the weights of all edges. The test takes all
 neighbours. Prints how many nodes the batches had, and the test accuracy of each; of two classes,
 which are rarely of one size, the area under the ROC curve.
 """
@@ -26,6 +27,7 @@ from torch_geometric.transforms import AddSelfLoops, RandomNodeSplit
 
 from pyg_scale.datasets import load, planted_communities
 from pyg_scale.loader import Budget, NeighborLoader
+from pyg_scale.nn import accelerate
 from pyg_scale.sampler import FastGCN, Labor, Ladies, edges_by_layer
 
 SAMPLERS = ("labor", "neighbours", "ladies", "fastgcn", "cost")
@@ -92,6 +94,8 @@ def main(argv=None):
     channels = [data.num_features, *[64] * (len(args.neighbors) - 1), int(data.y.max()) + 1]
     whole = gcn_norm(data.edge_index, num_nodes=data.num_nodes, add_self_loops=False)
     everything = [whole] * len(args.neighbors)
+    data.gcn_weight = whole[1]
+    data.degree = torch.bincount(data.edge_index[1], minlength=data.num_nodes)
 
     options = {"weights": "gcn", "hops": "layers" if args.layers else "once"}
     labor = Labor(layer_dependency=args.dependent, **options)
@@ -120,7 +124,7 @@ def main(argv=None):
                 if args.layers and "edge_weight" in batch:
                     edges = edges_by_layer(batch)
                 else:
-                    weight = batch.edge_weight if "edge_weight" in batch else mean_of(batch)
+                    weight = batch.edge_weight if "edge_weight" in batch else weights_of(batch)
                     edges = [(batch.edge_index, weight)] * len(args.neighbors)
                 yield batch.x, edges, slice(batch.batch_size), batch.y[: batch.batch_size]
 
@@ -135,6 +139,7 @@ def main(argv=None):
     for name, steps in ways.items():
         torch.manual_seed(args.seed)
         model = GCN(channels)
+        accelerate(model)
         nodes = train(model, steps, args.epochs)
         model.eval()
         with torch.no_grad():
@@ -153,10 +158,11 @@ def roc_auc(score, y):
     return float(below.double().mean() / 2 / zeros.numel())
 
 
-def mean_of(batch):
-    """The weights of a plain mean, for batches that bring none."""
-    degree = torch.bincount(batch.edge_index[1], minlength=batch.num_nodes)
-    return 1 / degree[batch.edge_index[1]].float()
+def weights_of(batch):
+    """The weights of uniformly sampled neighbours, of batches that bring none."""
+    sampled = torch.bincount(batch.edge_index[1], minlength=batch.num_nodes)
+    of_each = batch.degree / sampled.clamp(min=1)
+    return batch.gcn_weight * of_each[batch.edge_index[1]]
 
 
 if __name__ == "__main__":

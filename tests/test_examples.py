@@ -216,7 +216,15 @@ def test_every_family_of_samplers_is_as_good_as_the_whole_graph(
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_two_classes_of_unequal_size_are_told_apart(tmp_path, data_dir):
-    options = ("--data", str(data_dir / "tolokers.npz"), "--epochs", "50")
+    options = (
+        "--data",
+        str(data_dir / "tolokers.npz"),
+        "--epochs",
+        "50",
+        "--neighbors",
+        "50",
+        "50",
+    )
     example, python = named("importance_sampling"), preloaded.python()
     found = scores(run(example, tmp_path, *options, timeout=500, python=python), "ROC AUC")
     whole = found.pop("whole graph")
