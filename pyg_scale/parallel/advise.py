@@ -26,6 +26,7 @@ from pyg_scale.store.directory import GraphDirectory
 from pyg_scale.store.directory.data import unchanged_directory
 
 _UNEVEN = 1.2  # times the average of edges
+_NEAR = 1.2  # times the least time: what is said of a step is not more exact, see docs/parallel.md
 # Seconds of one thread of a CPU: see docs/parallel.md. The C library gives large tensors back to
 # the system when they are freed, and each of their pages is fetched again.
 _OPERATION, _BYTE, _FRESH, _PRODUCT = 15e-6, 0.015e-9, 0.5e-9, 0.3e-9
@@ -49,12 +50,14 @@ class Cost:
 
     Attributes:
         sent: Bytes that it sends, forward and backward, once ranks know the graph's features.
+        messages: The number of exchanges in which it does.
         memory: Bytes of features, edges, and what lives of a step.
         seconds: The time that sending takes.
         computing: The time that it takes a thread of a CPU; 0 on another device.
     """
 
     sent: float
+    messages: float
     memory: float
     seconds: float
     computing: float = 0.0
@@ -146,10 +149,12 @@ def advise(
             advice.reasons.append(f"{name!r} cannot be used: {reason}")
             continue
         ranks = shares if division.feature == 1 else shares_of(source, part, division.partition)
-        step = step_of(model, graph.x[:1], max(ranks, key=lambda each: each.rows), division)
+        fullest = max(ranks, key=lambda each: each.rows)
+        step = step_of(model, graph.x[:1], fullest, division, _seconds)
         sending = step.sent / speed + step.messages * _MESSAGE
-        computing = sum(map(_seconds, step.operations)) if _is_on_cpu(model) else 0.0
-        advice.costs[name] = Cost(step.sent, step.memory, sending, computing)
+        computing = step.computing if _is_on_cpu(model) else 0.0
+        cost = Cost(step.sent, step.messages, step.memory, sending, computing)
+        advice.costs[name] = cost
     edges = [each.edges for each in shares]
     _choose(advice, world, budget, max(edges) * world / max(1, sum(edges)))
     return advice
@@ -183,6 +188,10 @@ def _choose(advice: Advice, world: int, budget: int, most: float) -> None:
         if advice.method == "mesh":
             advice.mesh = division.partition, division.feature
         advice.reasons.append(f"{best!r} takes least time of those that fit")
+        near = [n for n, t in fitting.items() if n != best and t <= _NEAR * fitting[best]]
+        if near:
+            names = ", ".join(map(repr, near))
+            advice.reasons.append(f"{names}: within {_NEAR - 1:.0%} of that, which is as good")
     else:
         advice.reasons.append(
             "'ddp' with NeighborLoader needs the memory of a batch alone; its gradients are those "

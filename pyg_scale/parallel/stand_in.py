@@ -52,16 +52,22 @@ class Step:
         memory: Bytes that live at most at a time, with those of the features and edges.
         sent: Bytes that it sends to others.
         messages: Number of exchanges.
-        operations: Operations on tensors.
+        computing: Seconds that its operations take.
     """
 
     memory: float
     sent: float
     messages: float
-    operations: list[Operation]
+    computing: float
 
 
-def step_of(module: nn.Module, x: Tensor, sizes: Sizes, division: Division) -> Step:
+def step_of(
+    module: nn.Module,
+    x: Tensor,
+    sizes: Sizes,
+    division: Division,
+    seconds: Callable[[Operation], float],
+) -> Step:
     """A step of a rank, from steps of stand-ins of two sizes, in a line.
 
     Args:
@@ -69,34 +75,55 @@ def step_of(module: nn.Module, x: Tensor, sizes: Sizes, division: Division) -> S
         x: Rows of features: of these only width and dtype are used.
         sizes: The sizes of the share.
         division: How the ranks divide it.
+        seconds: The time that an operation takes.
     """
     wanted = _ROWS
     if division.remat:  # pieces have one size, whatever that of the share
         wanted = min(_MOST, (division.partition + 1) * sequential.EDGES_AT_ONCE)
     if sizes.rows <= 2 * wanted:
-        return _counted(module, x, sizes, division)
+        return _priced(_counted(module, x, sizes, division), seconds)
     by = sizes.rows / wanted
     base = sizes.scaled(1 / by)
-    one, two = (_counted(module, x, base.scaled(n), division) for n in (1, 2))
+    counted = [_counted(module, x, base.scaled(n), division) for n in (1, 2)]
+    one, two = (_priced(each, seconds) for each in counted)
 
     def at(first: float, second: float) -> float:
         return first + (second - first) * (by - 1)
 
-    operations = [
-        Operation(a.name, *(int(at(*pair)) for pair in zip(a[1:], b[1:], strict=True)))
-        for a, b in zip(one.operations, two.operations)
-    ]
-    if [each.name for each in one.operations] != [each.name for each in two.operations]:
-        operations = two.operations * round(by / 2)
+    first, second = (each.operations for each in counted)
+    if [each.name for each in first] == [each.name for each in second]:
+        # Each grows by itself: the time of one is no line where memory is made anew.
+        grown = (
+            Operation(a.name, *(int(at(*pair)) for pair in zip(a[1:], b[1:], strict=True)))
+            for a, b in zip(first, second, strict=True)
+        )
+        computing = sum(map(seconds, grown))
+    else:  # there are more of them, of one size each
+        computing = at(one.computing, two.computing)
     return Step(
         at(one.memory, two.memory),
         at(one.sent, two.sent),
         at(one.messages, two.messages),
-        operations,
+        computing,
     )
 
 
-def _counted(module: nn.Module, x: Tensor, sizes: Sizes, division: Division) -> Step:
+@dataclass
+class _Counts:
+    """What was counted in a step of a stand-in; see :class:`Step`."""
+
+    memory: float
+    sent: float
+    messages: float
+    operations: list[Operation]
+
+
+def _priced(counts: _Counts, seconds: Callable[[Operation], float]) -> Step:
+    computing = sum(map(seconds, counts.operations))
+    return Step(counts.memory, counts.sent, counts.messages, computing)
+
+
+def _counted(module: nn.Module, x: Tensor, sizes: Sizes, division: Division) -> _Counts:
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         return _Rank(copy.deepcopy(module).train(), x, sizes, division).steps()
 
@@ -159,7 +186,7 @@ class _Rank:
             kind = RematLayers if division.remat else HaloLayers
             self.layers = kind(module, edges, exchange, peers, [self.x, self.edges])
 
-    def steps(self) -> Step:
+    def steps(self) -> _Counts:
         """Two steps, of which the second is counted; the memory is that of both."""
         given = self.x.nbytes + self.edges.nbytes
         with LiveBytes([self.x, self.edges, *self.module.parameters()]) as live:
@@ -171,7 +198,7 @@ class _Rank:
         sent, messages = (
             float(sum(b[i] - a[i] for a, b in zip(before, after, strict=True))) for i in (0, 1)
         )
-        return Step(given + live.most, sent, messages, live.operations)
+        return _Counts(given + live.most, sent, messages, live.operations)
 
     def _step(self) -> None:
         self.module.zero_grad()

@@ -14,13 +14,14 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch_geometric.nn as pyg
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch_geometric.data import Data
 
 import pyg_scale
 from pyg_scale import parallel
 from pyg_scale.parallel import sequential
 from pyg_scale.parallel.live import LiveBytes
-from pyg_scale.parallel.shard import sizes_of
+from pyg_scale.parallel.shard import Halo, sizes_of
 from pyg_scale.testing.graph_parallel import opened
 from pyg_scale.testing.processes import WaitingProcesses
 
@@ -57,6 +58,12 @@ def rows_of_halo(model: Any, depth: int, width: int) -> int:
     own = halo.num_own
     if dist.get_world_size() == 1:
         return kept(depth) * own + of_messages(0, own, edges.size(1), width)
+    return kept(depth) * own + of_halo(halo, edges, width)
+
+
+def of_halo(halo: Halo, edges: torch.Tensor, width: int) -> int:
+    """Rows that live at most while the halo comes, and goes back."""
+    own = halo.num_own
     inner = torch.ones(own, dtype=torch.bool)
     inner[edges[1, edges[0] >= own]] = False
     of_inner = int(inner[edges[1]].sum())
@@ -65,7 +72,7 @@ def rows_of_halo(model: Any, depth: int, width: int) -> int:
     outer = (of_inner > 0) * own + of_messages(joined, own, edges.size(1) - of_inner, width)
     # Gradients of inner nodes are made while those of the halo go back and others come.
     of_own = joined + sum(halo.num_sent) + 2 * own + of_inner if of_inner else 0
-    return kept(depth) * own + max(outer, of_own)
+    return max(outer, of_own)
 
 
 def rows_of_remat(model: Any, depth: int, width: int) -> int:
@@ -91,10 +98,34 @@ def rows_of_feature(model: Any, depth: int, width: int) -> int:
     return kept(depth) * own + slices * columns // width
 
 
+def rows_of_mesh(model: Any, depth: int, width: int) -> int:
+    """Rows that live at most with ``mesh``: those of ``halo``, of slices of more nodes."""
+    halo, edges = model.shard.halos[None], model.shard.edges[None]
+    columns = sizes_of(width, SHAPES[dist.get_world_size()][1])[0]
+    if not halo.num_halo:
+        return rows_of_feature(model, depth, width)
+    # The slices that own rows became are there beside those that edges start from.
+    slices = halo.num_own + of_halo(halo, edges, columns)
+    return kept(depth) * len(model.own_nodes) + slices * columns // width
+
+
+SHAPES = {1: (1, 1), 2: (1, 2), 4: (2, 2)}
+"""The shape of ``mesh``, by the number of ranks."""
+
+
+def shape_of(method: str) -> DeviceMesh | None:
+    """The mesh of all ranks, for a wrapper that has one."""
+    if method != "mesh":
+        return None
+    shape = SHAPES[dist.get_world_size()]
+    return init_device_mesh("cpu", shape, mesh_dim_names=("partition", "feature"))
+
+
 WAYS: dict[str, tuple[str, dict[str, Any], Any]] = {
     "halo": ("halo", {}, rows_of_halo),
     "remat": ("halo", {"remat": True}, rows_of_remat),
     "feature": ("feature", {}, rows_of_feature),
+    "mesh": ("mesh", {}, rows_of_mesh),
 }
 
 
@@ -109,7 +140,7 @@ def peak(path: str, name: str, width: int, depth: int, dtype: torch.dtype) -> tu
     with opened(path) as graph:
         layers = [(pyg.SAGEConv(width, width), "x, e -> x") for _ in range(depth)]
         net = pyg.Sequential("x, e", layers).to(dtype)
-        model = parallel.wrap(net, method, graph=graph, **options)
+        model = parallel.wrap(net, method, graph=graph, mesh=shape_of(method), **options)
         x = torch.randn(len(model.own_nodes), width, dtype=dtype)
         most = []
         for _ in range(5):  # at first it makes what it keeps
@@ -180,9 +211,10 @@ def lived(path: str, name: str, net: str) -> int:
     method, options, _ = WAYS[name]
     most = []
     with opened(path) as graph:
+        mesh = shape_of(method)
         for _ in range(4):
             torch.manual_seed(0)
-            model = parallel.wrap(NETS[net](), method, graph=graph, **options)
+            model = parallel.wrap(NETS[net](), method, graph=graph, mesh=mesh, **options)
             given = list(model.inputs.values())
             with LiveBytes([*given, *model.parameters()]) as live:
                 for _ in range(2):
@@ -207,7 +239,10 @@ def test_memory_is_what_advise_says_and_falls_with_ranks(
         pyg_scale.partition(data, size, path=tmp_path / str(size), assignment=part)
         with pyg_scale.open(tmp_path / str(size)) as cut:
             costs = parallel.advise(cut, NETS[net](), size, memory="1GB").costs
-        said = costs["halo+remat" if name == "remat" else name].memory
+        if name == "mesh":
+            said = costs["mesh 2x2" if size == 4 else "feature"].memory
+        else:
+            said = costs["halo+remat" if name == "remat" else name].memory
         measured = max(ranks.run(lived, str(tmp_path / str(size)), name, net, world_size=size))
         assert abs(measured - said) <= 0.1 * measured, (size, measured, said)
         most.append(measured)

@@ -1,23 +1,24 @@
-"""Statistics over the rows of all ranks, where there is one rank: those of torch."""
+"""Statistics over the rows of all ranks: those of torch where there is one rank; else global."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+import torch.distributed as dist
+import torch_geometric.nn as pyg
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 
+from pyg_scale import parallel
 from pyg_scale.parallel.peers import Peers
 from pyg_scale.parallel.statistics import global_batch_norm
+from pyg_scale.testing.graph_parallel import opened
+from pyg_scale.testing.parallel import CHANNELS, CLASSES
 from pyg_scale.testing.processes import WaitingProcesses
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[WaitingProcesses]:
-    with WaitingProcesses(1) as started:
-        yield started
+from tests.parallel import models
 
 
 def compare(options: dict[str, Any], training: bool) -> None:
@@ -54,4 +55,61 @@ def compare_all() -> None:
 
 
 def test_one_rank_has_the_statistics_of_torch(ranks: WaitingProcesses) -> None:
-    ranks.run(compare_all)
+    ranks.run(compare_all, world_size=1)
+
+
+# Wrappers ######################################################################################
+
+WAYS: dict[str, tuple[str, dict[str, Any]]] = {
+    "halo": ("halo", {}),
+    "remat": ("halo", {"remat": True}),
+    "sample": ("halo", {"boundary_sample": 0.5}),
+    "stale": ("halo", {"stale": True}),
+    "int8": ("halo", {"quantize": "int8"}),
+    "feature": ("feature", {}),
+    "mesh": ("mesh", {}),
+    "mesh with data": ("mesh", {}),
+}
+"""Every wrapper that divides a graph, and its options."""
+
+
+class Normed(nn.Module):
+    """A norm of the input, of which it is known what its statistics are, before a layer."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm, self.conv = norm, pyg.SAGEConv(CHANNELS, CLASSES)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        out: Tensor = self.conv(self.norm(x), edge_index)
+        return out
+
+
+def normed(path: str, name: str) -> list[Tensor]:
+    """Running statistics after a step; other norms over nodes are refused."""
+    method, options = WAYS[name]
+    with opened(path) as graph:
+        mesh = None
+        if method == "mesh":
+            last = "data" if name == "mesh with data" else "feature"
+            mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("partition", last))
+        for norm in (pyg.GraphNorm(CHANNELS), pyg.PairNorm(), nn.InstanceNorm1d(CHANNELS)):
+            with pytest.raises(ValueError, match=rf"{type(norm).__name__} \(norm\) takes stat"):
+                parallel.wrap(Normed(norm), method, graph=graph, mesh=mesh, **options)
+        norm = nn.BatchNorm1d(CHANNELS, momentum=1.0)
+        net = Normed(norm).double()
+        model = parallel.wrap(net, method, graph=graph, mesh=mesh, **options)
+        model.backward(model().square().mean(), 1)
+        assert dist.get_world_size() == 4
+        return [norm.running_mean, norm.running_var]  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("name", list(WAYS))
+def test_batch_norm_is_global_and_other_norms_over_nodes_are_refused(
+    ranks: WaitingProcesses, tmp_path: Path, name: str
+) -> None:
+    data, _, _ = models.graph("random")
+    whole = data.x if name != "mesh with data" else torch.cat([data.x, data.x])
+    for mean, variance in ranks.run(normed, models.write(tmp_path, "random"), name):
+        assert torch.allclose(mean, whole.mean(0), rtol=0, atol=1e-12)
+        assert torch.allclose(variance, whole.var(0), rtol=0, atol=1e-12)

@@ -36,7 +36,7 @@ def test_children_that_were_waited_for_are_no_others() -> None:
     if before is None or after is None:
         pytest.skip("the system does not say how busy its processors are")
     whole, busy, own = (b - a for a, b in zip(before, after, strict=True))
-    assert own >= 0.29 and whole >= busy - 0.05 and busy >= own - 0.05  # ticks of 0.01 s
+    assert own > 0.28 and whole >= busy - 0.05 and busy >= own - 0.05  # ticks of 0.01 s
 
 
 def test_where_the_system_says_nothing_no_machine_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,3 +45,9 @@ def test_where_the_system_says_nothing_no_machine_is_quiet(monkeypatch: pytest.M
     environment.complete(found, environment.Others())
     assert found["others"] is None and found["quiet"] is False
     assert any("NOT QUIET" in line for line in environment.lines(found))
+
+
+def test_commands_are_said_without_folders_of_this_machine() -> None:
+    argv = ["--dir", "/some/where", "--npz", "/data/one.npz,/data/two.npz", "--rounds", "3"]
+    said = environment.command("parallel", argv)
+    assert said == "pyg-scale bench parallel --dir DIR --npz one.npz,two.npz --rounds 3"

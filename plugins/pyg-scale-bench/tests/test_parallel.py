@@ -28,14 +28,23 @@ def test_the_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert command.main(["parallel", "--quick", "--dir", str(folder), *map(str, args)]) == 0
     assert not folder.exists()
     found = json.loads(files["json"].read_text())
-    assert set(found["graphs"]) == {"mesh", "power law", "like Reddit", "like products"}
+    assert set(found["graphs"]) == {
+        "mesh",
+        "power law",
+        "like Reddit",
+        "like products",
+        "small world",
+    }
     for graph in found["graphs"]:
         ways = parallel.numbers(found, graph)
         assert set(ways) == {name for name, way in WAYS.items() if way.ranks <= 2}
         assert all(each["seconds"] > 0 and each["received"] > 0 for each in ways.values())
         assert ways["halo+bf16"]["received"] < ways["halo"]["received"]
         assert not parallel.different_losses(found, graph)
-    by_name = found["ranks"][0]["like products"]
+        # Two steps of the full graph a round, one epoch of batches.
+        seconds = {n: len(each["seconds"]) for n, each in found["ranks"][0][graph].items()}
+        assert seconds == {n: 2 if WAYS[n].full else 1 for n in ways}
+    by_name = found["ranks"][0]["small world"]
     losses = [by_name[name]["curve"] for name in ("halo", "halo+stale", "halo+smooth")]
     assert [len(each) for each in losses] == [3] * 3
     # Nothing is smoothed in the first two steps: in the second what came is used as it is.
@@ -76,9 +85,23 @@ def test_the_numbers_of_a_report() -> None:
     losses = {"ddp": 9.0, "halo": 1.0, "halo+stale": 4.0, "feature": 1.1}
     results = found(seconds, losses)
     halo = parallel.numbers(results, "mesh")["halo"]
-    assert halo["seconds"] == 6.0 and halo["spread"] == [4.0, 18.0] and halo["advised"]
-    assert parallel.place_of_advised(results, "mesh") == (2, 2)
+    assert halo["seconds"] == 6.0 and halo["spread"] == [5.0, 12.0] and halo["advised"]
+    assert parallel.place_of_advised(results, "mesh") == (2, 2, [])
     assert parallel.different_losses(results, "mesh") == ["feature"]
+
+
+def test_what_is_equal_within_quartiles_is_said() -> None:
+    seconds = {
+        "halo": [1.0, 1.1, 1.2, 1.3, 9.0],  # quartiles 1.1 and 1.3
+        "halo+remat": [1.0, 1.05, 1.15, 1.2, 1.2],  # the median is less
+        "feature": [1.31, 1.32, 1.33, 1.4, 1.5],
+    }
+    results = found(seconds, dict.fromkeys(seconds, 1.0))
+    assert parallel.place_of_advised(results, "mesh") == (2, 3, ["halo+remat"])
+    assert parallel.numbers(found({"halo": [1.0]}, {"halo": 1.0}), "mesh")["halo"]["spread"] == [
+        2.0,
+        2.0,
+    ]
 
 
 def test_options_and_the_shape_of_a_mesh_are_part_of_an_advice() -> None:
@@ -102,6 +125,13 @@ def test_options_and_the_shape_of_a_mesh_are_part_of_an_advice() -> None:
 def test_the_graphs() -> None:
     edges = parallel.square(4)
     assert edges.size(1) == 2 * (12 + 12 + 9) and int(edges.max()) == 15
+    ring = parallel.small_world(100, 2, 0.0)
+    assert ring.size(1) == 400 and torch.bincount(ring[0]).tolist() == [4] * 100
+    near = (ring[0] - ring[1]).abs()
+    assert int(torch.minimum(near, 100 - near).max()) == 2
+    far = parallel.small_world(1_000, 4, 0.1)
+    step = (far[0] - far[1]).abs()
+    assert 0.07 < float((torch.minimum(step, 1_000 - step) > 4).float().mean()) < 0.13
     power = parallel.power_law(2_000, 4)
     degrees = torch.bincount(power[0])
     assert degrees.numel() == 2_000 and 7 < float(degrees.float().mean()) <= 8

@@ -121,7 +121,7 @@ def command(name: str, argv: Sequence[str]) -> str:
         if word == "--dir":
             words[i + 1] = "DIR"
         elif word.endswith("-npz"):
-            words[i + 1] = Path(words[i + 1]).name
+            words[i + 1] = ",".join(Path(each).name for each in words[i + 1].split(","))
     return shlex.join(["pyg-scale", "bench", name, *words])
 
 

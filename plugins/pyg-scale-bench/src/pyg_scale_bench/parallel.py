@@ -1,7 +1,8 @@
 """All wrappers of ``parallel.wrap``: time, bytes and memory of an epoch, and what ``advise`` says.
 
 On a mesh, where parts have few neighbours, a graph with a power law, where they have many, ones
-as dense as Reddit (of half as many neighbours) and products (OGB), and a real one.
+as dense as Reddit (of half as many neighbours) and products (OGB), a small world between mesh and
+random graph, and real ones.
 Wrappers of sampled batches make many steps in an epoch, those of the full graph one.
 """
 
@@ -12,8 +13,8 @@ import contextlib
 import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from statistics import median
-from typing import Any
+from statistics import median, quantiles
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,6 +32,7 @@ from pyg_scale_bench.report import Report, Table, listed
 _SECONDS = 1800.0
 _MB = 1e6
 _NEAR = 1e-3  # of a loss: ranks add up in another order, in fp32
+_CHECKS = ("small world", "tolokers")  # graphs that no constant of `advise` was set with
 
 
 # Measuring ################################################################################
@@ -94,16 +96,17 @@ def graphs(
             "power law": with_features(power, features),
             "like Reddit": communities(nodes // 4, 200, features),
             "like products": communities(nodes // 2, 50, features),
+            "small world": with_features(small_world(nodes, 4, 0.1), features),
         }
-    if npz is not None:
-        made[Path(npz).stem] = real(npz, features)
+    for file in npz.split(",") if npz else ():
+        made[Path(file).stem] = real(file, features)
     for name, data in made.items():
         generator = torch.Generator().manual_seed(0)
         data.train_mask = (torch.rand(data.num_nodes, generator=generator) < 0.5) & (data.y >= 0)
         path = Path(root) / name
         path.parent.mkdir(parents=True, exist_ok=True)
         pyg_scale.partition(data, ranks, "multilevel", path, balance=("nodes", "edges"))
-        model = model_of(features, hidden, int(data.y.max()) + 1)
+        model = model_of(data.num_features, hidden, int(data.y.max()) + 1)
         with pyg_scale.open(path) as parts:  # as it was cut for the ranks
             advice = advise(parts, model, ranks, bandwidth=bandwidth, memory="64GB")
         found[name] = {
@@ -172,6 +175,23 @@ def power_law(nodes: int, degree: int) -> Tensor:
     return torch.cat([half, half.flip(0)], dim=1)
 
 
+def small_world(nodes: int, near: int, share: float) -> Tensor:
+    """The edges of a graph of Watts and Strogatz (Nature 1998), in both directions.
+
+    Args:
+        nodes: Number of nodes, in a ring.
+        near: Number of next ones that each is linked to.
+        share: The share of edges that end anywhere instead.
+    """
+    generator = torch.Generator().manual_seed(3)
+    source = torch.arange(nodes).repeat_interleave(near)
+    end = (source + torch.arange(1, near + 1).repeat(nodes)) % nodes
+    anywhere = torch.randint(nodes, (end.numel(),), generator=generator)
+    end = torch.where(torch.rand(end.numel(), generator=generator) < share, anywhere, end)
+    half = torch.stack([source, end])[:, source != end]
+    return torch.cat([half, half.flip(0)], dim=1)
+
+
 def with_features(edge_index: Tensor, features: int) -> Data:
     """A graph with random features, and labels of 8 classes."""
     generator, nodes = torch.Generator().manual_seed(2), int(edge_index.max()) + 1
@@ -190,7 +210,7 @@ def numbers(found: Mapping[str, Any], graph: str) -> dict[str, dict[str, Any]]:
         rounds = [max(each) for each in zip(*(rank["seconds"] for rank in ranks), strict=True)]
         result[name] = {
             "seconds": median(rounds),
-            "spread": [min(rounds), max(rounds)],
+            "spread": _quartiles(rounds),
             "received": max(median(rank["received"]) for rank in ranks),
             "peak": max(median(rank["peak"]) for rank in ranks),
             "exact": first["exact"],
@@ -207,8 +227,30 @@ def _is_advised(way: Way, about: Mapping[str, Any], ranks: int) -> bool:
     return (way.method, way.options, shape) == (*said[:2], said[2] and list(said[2]))
 
 
-def place_of_advised(found: Mapping[str, Any], graph: str) -> tuple[int, int] | None:
-    """The place by time of the advised wrapper among exact ones of its kind, and how many are."""
+def _quartiles(seconds: list[float]) -> list[float]:
+    """The first and the third one."""
+    if len(seconds) == 1:
+        return seconds * 2
+    first, _, third = quantiles(seconds, n=4, method="inclusive")
+    return [first, third]
+
+
+class Place(NamedTuple):
+    """The place by time of the advised wrapper among exact ones of its kind.
+
+    Attributes:
+        number: The place, from 1 on.
+        of: How many there are.
+        equal: Names of others whose quartiles meet those of the advised one.
+    """
+
+    number: int
+    of: int
+    equal: list[str]
+
+
+def place_of_advised(found: Mapping[str, Any], graph: str) -> Place | None:
+    """The place of the advised wrapper; ``None`` if it was not measured."""
     ways = numbers(found, graph)
     advised = next((name for name, each in ways.items() if each["advised"]), None)
     if advised is None:
@@ -216,7 +258,13 @@ def place_of_advised(found: Mapping[str, Any], graph: str) -> tuple[int, int] | 
     full = WAYS[advised].full
     plain = [n for n, each in ways.items() if each["exact"] and WAYS[n].full == full]
     order = sorted(plain, key=lambda name: ways[name]["seconds"])
-    return order.index(advised) + 1, len(order)
+    begin, end = ways[advised]["spread"]
+    equal = [
+        name
+        for name in order
+        if name != advised and ways[name]["spread"][0] <= end and ways[name]["spread"][1] >= begin
+    ]
+    return Place(order.index(advised) + 1, len(order), equal)
 
 
 def different_losses(found: Mapping[str, Any], graph: str) -> list[str]:
@@ -281,7 +329,13 @@ def report(found: Mapping[str, Any]) -> Report:
         ways = numbers(found, graph)
         wrong += [f"{name} ({graph})" for name in different_losses(found, graph)]
         place = place_of_advised(found, graph)
-        where = "" if place is None else f", number {place[0]} of {place[1]} exact ones by time"
+        where = ""
+        if place is not None:
+            where = f", number {place.number} of {place.of} exact ones by time"
+            if place.equal:
+                where += f", equal to {', '.join(place.equal)} within quartiles"
+        if graph in _CHECKS:
+            where += "; no constant of advise was set with this graph"
         lines.append(
             f"{graph}: {about['nodes']:,} nodes, {about['edges']:,} directed edges, "
             f"{about['replication']:.2f} halo nodes per node; advise says "
@@ -327,7 +381,8 @@ def report(found: Mapping[str, Any]) -> Report:
         f"GraphSAGE of 2 layers, {settings['features']} features, {settings['hidden']} hidden "
         f"channels; {settings['ranks']} ranks, {settings['threads']} thread each, on one machine; "
         f"batches of {settings['batch_size']} seeds, num_neighbors {settings['num_neighbors']}; "
-        f"median of {settings['rounds']} rounds, the slowest rank"
+        f"median of {settings['rounds']} rounds, the slowest rank; of the full graph "
+        f"{settings.get('full_steps', 1)} steps a round"
     )
     cpus = found["environment"]["cpus"]
     if settings["ranks"] * settings["threads"] > cpus:
@@ -335,7 +390,7 @@ def report(found: Mapping[str, Any]) -> Report:
             f"{settings['ranks']} ranks share {cpus} CPUs: seconds say nothing of speed here, "
             "bytes and memory of a rank are as anywhere"
         )
-    header = ["graph", "wrapper", "steps on", "exact", "seconds", "from, to"]
+    header = ["graph", "wrapper", "steps on", "exact", "seconds", "quartiles"]
     header += ["MB come to a rank", "MB of memory", ""]
     note = (
         "Memory is what a rank needs above what it has before, its share of the graph included. "
@@ -381,8 +436,8 @@ BENCHMARK = Benchmark(
             "nodes": Option(20_000, least=100),
             "edges": Option(300_000, "directed, of the power law"),
             "features": Option(64, "columns of fp32"),
-            "npz": Option(help="a real graph as well, as a .npz archive"),
-            "only_npz": Option(False, "no graph but that one"),
+            "npz": Option(help="real graphs as well: .npz archives, separated by commas"),
+            "only_npz": Option(False, "no graphs but those"),
         },
         "how": {
             **FOLDER,
@@ -393,6 +448,7 @@ BENCHMARK = Benchmark(
             "batch_size": Option(512),
             "num_neighbors": Option([10, 5], "of each hop, as 10,5"),
             "rounds": Option(3, least=1),
+            "full_steps": Option(5, "on the full graph that are measured in a round", least=1),
             "steps": Option(60, "of the last graph, whose losses are listed", least=1),
             "bandwidth": Option("1GB", "bytes a second, that advise is told"),
             "timeout": Option(120.0, "seconds that a rank waits for another one"),
@@ -402,7 +458,7 @@ BENCHMARK = Benchmark(
     report,
     {
         "nodes": 900, "edges": 6_000, "features": 8, "hidden": 8, "batch_size": 64,
-        "num_neighbors": [3, 2], "rounds": 1, "steps": 3,
+        "num_neighbors": [3, 2], "rounds": 1, "steps": 3, "full_steps": 2,
     },
     _complaint,
 )  # fmt: skip

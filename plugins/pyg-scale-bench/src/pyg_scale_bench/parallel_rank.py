@@ -132,18 +132,19 @@ def _learned(way: Way, graph: Any, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _once(way: Way, graph: Any, settings: dict[str, Any], found: dict[str, Any]) -> None:
-    """A wrapper, an epoch to warm up, and one that is measured."""
+    """A wrapper, an epoch to warm up, and those that are measured."""
     memory.give_back()
     memory.reset_peak()
     before = memory.resident() or 0
     model, epoch = (_full if way.full else _sampled)(way, graph, settings)
     epoch()
-    dist.barrier()
-    received, start = bytes_received(), time.perf_counter()
-    loss = epoch()
-    dist.barrier()
-    found["seconds"].append(time.perf_counter() - start)
-    found["received"].append(bytes_received() - received)
+    for _ in range(settings["full_steps"] if way.full else 1):
+        dist.barrier()
+        received, start = bytes_received(), time.perf_counter()
+        loss = epoch()
+        dist.barrier()
+        found["seconds"].append(time.perf_counter() - start)
+        found["received"].append(bytes_received() - received)
     found["peak"].append((memory.peak() or 0) - before)
     found["loss"], found["exact"] = loss, bool(_method_of(way).exact)
     if hasattr(model, "close"):
