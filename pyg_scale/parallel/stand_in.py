@@ -110,7 +110,7 @@ def step_of(
 
 @dataclass
 class _Counts:
-    """What was counted in a step of a stand-in; see :class:`Step`."""
+    """Counts of a step of a stand-in; see :class:`Step`."""
 
     memory: float
     sent: float
