@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 
 import pytest
@@ -288,6 +289,44 @@ def seeds_that_differ(out):
 
 def test_pieces_of_planned_batches(ranks):
     ranks.run(pieces_of_planned_batches)
+
+
+def reductions_of(number, together):
+    """Numbers in each reduction of an epoch of batches, some of which are one step."""
+    rank = dist.get_rank()
+    model, alone = parallel.wrap(linear(), "ddp"), linear()
+    batches = torch.randn(2, number, 3, 2, generator=torch.Generator().manual_seed(0)).double()
+    plain, numbers = dist.all_reduce, []
+
+    def counted(tensor, **kwargs):
+        numbers.append(tensor.numel())
+        return plain(tensor, **kwargs)
+
+    dist.all_reduce = counted
+    try:
+        for step, x in enumerate(batches[rank]):
+            if step % together == 0:
+                model.zero_grad()
+                alone.zero_grad()
+                first = step
+            last = (step + 1) % together == 0 or step + 1 == number
+            with contextlib.nullcontext() if last else model.no_sync():
+                model.backward(model(x).square().sum(dim=1).mean(), len(x))
+            if last:
+                whole = batches[:, first : step + 1].reshape(-1, 2)
+                alone(whole).square().sum(dim=1).mean().backward()
+                for ours, expected in zip(model.module.parameters(), alone.parameters()):
+                    assert torch.allclose(ours.grad, expected.grad, rtol=0, atol=1e-12)
+    finally:
+        dist.all_reduce = plain
+    return numbers
+
+
+@pytest.mark.parametrize(("number", "together"), [(5, 1), (5, 2), (6, 3), (2, 4)])
+def test_batches_that_are_one_step_are_reduced_once(ranks, number, together):
+    steps = math.ceil(number / together)
+    for found in ranks.run(reductions_of, number, together):
+        assert found == [4, 9] * steps  # the counts of seeds; all parameters
 
 
 def accumulated_bfloat16():
