@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 from pathlib import Path
@@ -122,6 +123,7 @@ def layerwise_inference(
             or ``out`` holds what another model, graph or ``batch_size`` left; if ranks do not
             compute the same, or see another ``out``.
         CommTimeoutError: If a rank stops; names it.
+        CommError: If a rank fails; names it and its error.
         NotImplementedError: If a layer cannot be computed exactly from in-neighbours, or a recorded
             model cannot be cut into steps; names the layer or the function.
     """
@@ -165,7 +167,7 @@ def layerwise_inference(
             return ranks.opened(RESULT)
         size = len(ranks.share(given.num_nodes))
         state = InferenceProgress(ranks.folder(), made_by | {"num_nodes": size})
-    with state.opened(resume):
+    with _together(ranks), state.opened(resume):
         if state.is_done:
             return state.result()
         work = _Pass(given, layers, state, batch_size, limit, target, num_workers, dtype, ranks)
@@ -221,7 +223,7 @@ def _recorded(
             return opened(program, lambda step: ranks.opened(results[step]))
         own = [len(ranks.share(size)) for size in sizes]
         state = InferenceProgress(ranks.folder(), made_by, own, results)
-    with state.opened(resume):
+    with _together(ranks), state.opened(resume):
         if not state.is_done:
             work = RecordedPass(
                 program, given, state, memory, real, device, dtype, num_workers, ranks
@@ -238,6 +240,10 @@ def _recorded(
         ranks.finish(state, {name: (step, sizes[step]) for step, name in results.items()})
     ranks.clear()
     return opened(program, lambda step: ranks.opened(results[step]))
+
+
+def _together(ranks: InferenceRanks | None) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext() if ranks is None else ranks.at_work()
 
 
 def _bar(total: int, done: int, shown: bool) -> Any:

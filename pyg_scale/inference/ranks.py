@@ -7,12 +7,13 @@ together in one file. All ranks must see the directory.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
 import shutil
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +197,15 @@ class InferenceRanks:
             time.sleep(0.1)
             self.beat()
 
+    @contextlib.contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Within it, an error of this rank ends the waits of the others, which name it."""
+        try:
+            yield
+        except Exception as error:
+            self._agreement.leave_word(error)
+            raise
+
     # Steps #################################################################################
 
     def beat(self) -> None:
@@ -209,6 +219,7 @@ class InferenceRanks:
 
         Raises:
             CommTimeoutError: If one does nothing for the time limit; names it.
+            CommError: If one has failed; names it and its error.
         """
         self._agreement.publish(topic, {})
         self._agreement.collect(topic, f"come to {topic!r} of", patient=True)

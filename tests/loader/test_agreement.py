@@ -13,10 +13,10 @@ from multiprocessing.connection import Connection
 
 import pytest
 import torch
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
 
 from pyg_scale.comm import Group
-from pyg_scale.errors import CommTimeoutError
+from pyg_scale.errors import CommError, CommTimeoutError
 from pyg_scale.loader.seeds.agreement import Agreement
 from pyg_scale.loader.seeds.duplicates import DuplicateSeedCheck
 
@@ -62,6 +62,17 @@ def test_a_store_that_does_not_answer_is_an_error_in_time(held: tuple[TCPStore, 
     assert not thread.is_alive()
     with pytest.raises(CommTimeoutError, match=r"rank 0\) did not answer rank 1 within 2 seconds"):
         raise errors[0]
+
+
+def test_a_rank_that_fails_says_so_and_nobody_waits_for_it() -> None:
+    store = HashStore()
+    first, other = (Agreement(Group(store, rank, 2, 60.0), "inference", "") for rank in (0, 1))
+    first.publish("step", {})
+    other.leave_word(OSError("no space left on device"))
+    other.leave_word(CommError("a later one"))
+    expected = "rank 1 failed in this inference: OSError: no space left on device .*by rank 0"
+    with pytest.raises(CommError, match=expected):
+        first.collect("step", "come to", patient=True)
 
 
 def test_nobody_waits_for_a_warning(

@@ -5,6 +5,7 @@ No collective: a rank that does not come makes the others raise, and breaks noth
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,8 @@ from pyg_scale.comm.time_limit import within
 from pyg_scale.errors import CommError, CommTimeoutError
 
 _PAUSES = (0.0005, 0.05)  # seconds between two looks, at first and at last
+_FAILED = "failed"
+_LONGEST = 2_000  # characters of an error that others are told
 
 
 class Agreement:
@@ -49,6 +52,16 @@ class Agreement:
         """
         self._safe(self._store.set, f"{topic}/{self.rank}", json.dumps(value))
 
+    def leave_word(self, error: Exception) -> None:
+        """Let the ranks that wait, or will, raise: this one has failed and will say nothing more.
+
+        Args:
+            error: The reason; that of the first rank which failed is kept.
+        """
+        word = {"rank": self.rank, "raised": f"{type(error).__name__}: {error}"[:_LONGEST]}
+        with contextlib.suppress(CommError):
+            self._safe(self._store.compare_set, _FAILED, "", json.dumps(word))
+
     def beat(self, number: int) -> None:
         """Say that this rank is at work; the number is another one each time."""
         self._safe(self._store.set, f"beat/{self.rank}", str(number))
@@ -67,7 +80,7 @@ class Agreement:
         Raises:
             CommTimeoutError: Names the ranks that said nothing in time; also if the store, which
                 is that of rank 0, does not answer.
-            CommError: If the store is gone.
+            CommError: If the store is gone, or a rank has failed; names it and its error.
         """
         ranks = range(self.world_size) if ranks is None else ranks
         names = [f"{topic}/{rank}" for rank in ranks]
@@ -75,6 +88,12 @@ class Agreement:
         pause, longest = _PAUSES
         beats = {rank: self._beat(rank) for rank in ranks} if patient else {}
         while not self._safe(self._store.check, names):
+            if self._safe(self._store.check, [_FAILED]):
+                word = json.loads(self._safe(self._store.get, _FAILED))
+                raise CommError(
+                    f"rank {word['rank']} failed in this {self._name}: {word['raised']} (noticed "
+                    f"by rank {self.rank})"
+                )
             if time.monotonic() > deadline:
                 late = self._missing(topic, ranks)
                 found = {rank: self._beat(rank) for rank in late} if patient else {}
