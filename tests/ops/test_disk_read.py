@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -194,7 +195,11 @@ def test_a_thread_keeps_a_ring_of_its_own(tmp_path: Path) -> None:
         if found[3] == 0:
             pytest.skip("the kernel allows no rings")
         assert found == [True, True, True, 1, 0, True]
-        assert len(_rings()) == start
+        for _ in range(100):  # a thread is joined before it has destroyed what is its own
+            if len(_rings()) <= start:
+                break
+            time.sleep(0.1)
+        assert len(_rings()) <= start
     finally:
         os.close(file.fd)
 
