@@ -94,8 +94,7 @@ class alignas(64) Expansion {  // not two threads on one cache line
  private:
   static constexpr int64_t kAhead = 16;  // rows; covers the latency of memory
   static constexpr int64_t kSoon = 8;    // rows whose pointers have come
-  static constexpr int64_t kFirst =
-      12;  // rows whose page is looked up, before all its lines need it
+  static constexpr int64_t kFirst = 12;  // rows whose page is looked up, for all their lines
 
   template <bool kParts, bool kBySource>
   void expand_rows(const EdgeView& view, const HopOptions& hop, const Rows& rows, int64_t begin,
@@ -147,8 +146,10 @@ class alignas(64) Expansion {  // not two threads on one cache line
     }
   }
 
-  int64_t pick(const EdgeView& view, const EdgeView& in, const HopOptions& hop, Candidates c,
-               int64_t first, uint64_t key) {
+  // Inlined: where GCC 12 passes two numbers in registers, it stores them one by one and loads them
+  // as one, for which the processor waits.
+  PYG_SCALE_INLINE int64_t pick(const EdgeView& view, const EdgeView& in, const HopOptions& hop,
+                                Candidates c, int64_t first, uint64_t key) {
     const int64_t size = position_.size();
     position_.reserve(size + Picker::most(c.size(), hop.num_neighbors, hop.replace));
     int64_t* out = position_.data() + size;
