@@ -94,6 +94,7 @@ class alignas(64) Expansion {  // not two threads on one cache line
  private:
   static constexpr int64_t kAhead = 16;  // rows; covers the latency of memory
   static constexpr int64_t kSoon = 8;    // rows whose pointers have come
+  static constexpr int64_t kFirst = 12;  // rows whose page is looked up, for all their lines
 
   template <bool kParts, bool kBySource>
   void expand_rows(const EdgeView& view, const HopOptions& hop, const Rows& rows, int64_t begin,
@@ -145,8 +146,10 @@ class alignas(64) Expansion {  // not two threads on one cache line
     }
   }
 
-  int64_t pick(const EdgeView& view, const EdgeView& in, const HopOptions& hop, Candidates c,
-               int64_t first, uint64_t key) {
+  // Inlined: where GCC 12 passes two numbers in registers, it stores them one by one and loads them
+  // as one, for which the processor waits.
+  PYG_SCALE_INLINE int64_t pick(const EdgeView& view, const EdgeView& in, const HopOptions& hop,
+                                Candidates c, int64_t first, uint64_t key) {
     const int64_t size = position_.size();
     position_.reserve(size + Picker::most(c.size(), hop.num_neighbors, hop.replace));
     int64_t* out = position_.data() + size;
@@ -186,8 +189,26 @@ class alignas(64) Expansion {  // not two threads on one cache line
     }
     const NarrowEdges edges = NarrowEdges::of(view);
     if (!edges.source) return false;
+    edges.pairs ? take_narrow<true>(view, edges, hop, rows, begin, end, stop)
+                : take_narrow<false>(view, edges, hop, rows, begin, end, stop);
+    return true;
+#else
+    return false;
+#endif
+  }
+
+#if defined(__x86_64__) && defined(__GNUC__)
+  template <bool kPairs>
+  [[gnu::target("avx512f,popcnt")]] void take_narrow(const EdgeView& view, NarrowEdges edges,
+                                                     const HopOptions& hop, const Rows& rows,
+                                                     int64_t begin, int64_t end, int64_t stop) {
+    const SourceNumbers numbers = hop.numbers;  // what is written might else change it
+    const int64_t k = hop.num_neighbors;
     for (int64_t row = begin; row < end; ++row) {
-      if (row + kAhead < stop) __builtin_prefetch(view.indptr + rows.at(row + kAhead));
+      if (row + kFirst + kSoon < stop) {
+        __builtin_prefetch(view.indptr + rows.at(row + kFirst + kSoon));
+      }
+      if (row + kFirst < stop) edges.prefetch(view.indptr[rows.at(row + kFirst)]);
       if (row + kSoon < stop) prefetch_begin(view, rows.at(row + kSoon));
       const int64_t v = rows.at(row), size = neighbor_.size();
       const Candidates c{view.indptr[v], view.indptr[v + 1]};
@@ -195,18 +216,15 @@ class alignas(64) Expansion {  // not two threads on one cache line
       neighbor_.reserve(size + c.size() + SourcePicker::kRoom);
       edge_.reserve(size + c.size() + SourcePicker::kRoom);
       double share;
-      const int64_t n = SourcePicker::take(hop.numbers, edges, c, hop.num_neighbors,
-                                           neighbor_.data() + size, edge_.data() + size, &share);
+      const int64_t n = SourcePicker::take<kPairs>(numbers, edges, c, k, neighbor_.data() + size,
+                                                   edge_.data() + size, &share);
       neighbor_.set_size(size + n);
       edge_.set_size(size + n);
       count_.push(n);
       share_.push(share);
     }
-    return true;
-#else
-    return false;
-#endif
   }
+#endif
 
   // What the edges of the block weigh. They are those from number `from` on.
   void weigh(const EdgeView& view, Weighting weighting, const Rows& rows, int64_t begin,
@@ -251,13 +269,19 @@ class alignas(64) Expansion {  // not two threads on one cache line
     return here.view->indptr[here.place + 1] - here.view->indptr[here.place];
   }
 
-  // The beginning of a node's in-edges; the processor prefetches the rest by itself.
+  // The beginning of a node's in-edges. They begin anywhere in a line, so that lines are counted
+  // from where theirs begins. Who reads a line's worth at a time reaches beyond the last one.
   PYG_SCALE_PREFETCH static void prefetch_begin(const EdgeView& view, int64_t node) {
+    constexpr uintptr_t kLine = 64, kMost = NarrowEdges::kStart;
     const int64_t width = view.indices.stride * (view.indices.wide ? 8 : 4);
-    const int64_t first = view.indptr[node] * width, bytes = view.indptr[node + 1] * width - first;
-    const char* data = static_cast<const char*>(view.indices.data) + first;
-    for (int64_t at = 0; at < std::min<int64_t>(bytes, 2048); at += 64) {
-      __builtin_prefetch(data + at, 0, 2);
+    const auto data = reinterpret_cast<uintptr_t>(view.indices.data);
+    const uintptr_t first = data + static_cast<uintptr_t>(view.indptr[node] * width);
+    const uintptr_t end = data + static_cast<uintptr_t>(view.indptr[node + 1] * width);
+    if (end <= first) return;
+    const uintptr_t bytes = end - first, reach = bytes <= kLine ? kLine : 2 * kLine;
+    const uintptr_t stop = first + std::clamp(bytes, reach, kMost);
+    for (uintptr_t at = first / kLine * kLine; at < stop; at += kLine) {
+      __builtin_prefetch(reinterpret_cast<const void*>(at), 0, 2);
     }
   }
 

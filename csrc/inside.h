@@ -17,6 +17,21 @@
 
 namespace pyg_scale {
 
+// Writes how many bits are set before each of `n` words, and in all of them to `*count`. A loop
+// that counts bits is dispatched, as portable code calls a function for every word.
+struct CountBefore {
+  template <typename Word, typename Count>
+  PYG_SCALE_INLINE void operator()(const Word* bits, int64_t n, Count* before,
+                                   int64_t* count) const {
+    int64_t sum = 0;
+    for (int64_t w = 0; w < n; ++w) {
+      before[w] = static_cast<Count>(sum);
+      sum += std::popcount(bits[w]);
+    }
+    *count = sum;
+  }
+};
+
 // A set of nodes, a bit each: for a graph of any size small, and so in a cache near by. Its members
 // have places, ascending.
 class Chosen {
@@ -32,10 +47,7 @@ class Chosen {
   // Gives the members their places. Returns how many there are.
   int64_t number() {
     int64_t count = 0;
-    for (int64_t w = 0; w < size_; ++w) {
-      first_[w] = static_cast<uint32_t>(count);
-      count += std::popcount(bits_[w]);
-    }
+    dispatch(CountBefore{}, bits_.data(), size_, first_.data(), &count);
     check(count < int64_t{1} << 32, "a batch has 2**32 nodes or more");
     return count;
   }
@@ -196,24 +208,15 @@ class FoundEdges {
     const auto* target = static_cast<const T*>(table.target.data);
     const int64_t found = scan(target + from, 1, n, chosen);
     if (ids) push_ids(n, found, [&](int64_t j) { return static_cast<T>(from + j); });
-    before_.clear();
-    before_.reserve(n / kBits + 1);
-    int64_t sum = 0;
-    for (int64_t w = 0; w <= n / kBits; ++w) {
-      before_.push(sum);
-      if (w * kBits < n) sum += std::popcount(inside_[w]);
-    }
     if (n % kBits == 0) inside_[n / kBits] = 0;  // the scan made room for it
-    const auto found_before = [&](int64_t j) {
-      const uint64_t word = inside_[j / kBits] & ((uint64_t{1} << (j % kBits)) - 1);
-      return before_[j / kBits] + std::popcount(word);
-    };
-    degree_.reserve(degree_.size() + end - begin);
-    for (int64_t v = begin, last = 0; v < end; ++v) {
-      const int64_t now = found_before(pointer[v + 1] - from);
-      degree_.push(now - last);
-      last = now;
-    }
+    before_.reserve(n / kBits + 1);
+    int64_t all;
+    dispatch(CountBefore{}, inside_.data(), n / kBits + 1, before_.data(), &all);
+    const int64_t size = degree_.size();
+    degree_.reserve(size + end - begin);
+    dispatch(CountByNode{}, inside_.data(), before_.data(), pointer + begin, end - begin,
+             degree_.data() + size);
+    degree_.set_size(size + end - begin);
   }
 
   // Writes the place of each edge's own node and that of its other end.
@@ -242,13 +245,19 @@ class FoundEdges {
   static constexpr int64_t kSoon = 8;    // nodes whose edges are
   static constexpr int64_t kMost = 512;  // bytes of the edges of a node
 
+  // The lines of a node's edges, and what a scan that takes a line's worth at a time reaches
+  // beyond.
   PYG_SCALE_PREFETCH static void prefetch_edges(const EdgeTable& table, int64_t v) {
+    constexpr uintptr_t kLine = 64;
     const int64_t width = table.target.stride * static_cast<int64_t>(sizeof(T));
     const int64_t from = std::clamp<int64_t>(table.pointer[v], 0, table.num_edges);
     const int64_t to = std::clamp<int64_t>(table.pointer[v + 1], from, table.num_edges);
-    const char* target = static_cast<const char*>(table.target.data) + from * width;
-    for (int64_t at = 0; at < std::min((to - from) * width, kMost); at += 64) {
-      __builtin_prefetch(target + at);
+    const auto first =
+        reinterpret_cast<uintptr_t>(table.target.data) + static_cast<uintptr_t>(from * width);
+    const auto bytes = static_cast<uintptr_t>(std::min((to - from) * width, kMost));
+    const uintptr_t stop = first + (bytes + kLine - 1) / kLine * kLine;
+    for (uintptr_t at = first / kLine * kLine; at < stop; at += kLine) {
+      __builtin_prefetch(reinterpret_cast<const void*>(at));
     }
   }
 
@@ -274,6 +283,21 @@ class FoundEdges {
     }
     edge_.set_size(size);
   }
+
+  // How many of the edges of each of `count` nodes were found, whose pointers are consecutive.
+  struct CountByNode {
+    PYG_SCALE_INLINE void operator()(const uint64_t* inside, const int64_t* before,
+                                     const int64_t* pointer, int64_t count, int64_t* degree) const {
+      int64_t last = 0;
+      for (int64_t i = 0; i < count; ++i) {
+        const int64_t j = pointer[i + 1] - pointer[0];
+        const uint64_t word = inside[j / kBits] & ((uint64_t{1} << (j % kBits)) - 1);
+        const int64_t now = before[j / kBits] + std::popcount(word);
+        degree[i] = now - last;
+        last = now;
+      }
+    }
+  };
 
   struct Write {
     template <typename Place>

@@ -13,6 +13,7 @@
 #include "graph_view.h"
 #include "keys.h"
 #include "pick.h"
+#include "prefetch.h"
 #include "vectors.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -169,9 +170,17 @@ struct SixteenSources {
 // Sources of 32 bits, and the ids of their edges: in pairs with them, in a column of their own, or
 // none, if an id is the position.
 struct NarrowEdges {
+  // The bytes of a node that are asked for before it is its turn; the rest while they are read.
+  static constexpr int64_t kStart = 4096;
+
   const int32_t* source = nullptr;
   const int32_t* id = nullptr;
   bool pairs = false;
+
+  // Asks for the line of an edge. Its position has not been checked yet.
+  PYG_SCALE_PREFETCH void prefetch(int64_t position) const {
+    prefetch_entry<0, 2>(source, position * (pairs ? 2 : 1));
+  }
 
   // Those of a graph; without a source if it stores them in another way.
   static NarrowEdges of(const EdgeView& view) {
@@ -208,26 +217,18 @@ class SourcePicker {
 
   // The same for processors with AVX-512, with the sources and the ids of their edges in the place
   // of positions.
-  static int64_t take(const SourceNumbers& number, const NarrowEdges& edges, Candidates c,
-                      int64_t k, int64_t* source, int64_t* id, double* share) {
+  template <bool kPairs>
+  [[gnu::target("avx512f,popcnt"), gnu::always_inline]] static inline int64_t take(
+      const SourceNumbers& number, const NarrowEdges& edges, Candidates c, int64_t k,
+      int64_t* source, int64_t* id, double* share) {
     const int64_t d = c.size();
-    uint32_t limit = 0;
-    const bool is_all = k < 0 || k >= d;
-    *share = kCertain;
-    if (!is_all) {
-      const uint64_t exact = limit_of(k, d);  // below 2^32, as k is below d
-      *share = static_cast<double>(exact);
-      limit = static_cast<uint32_t>(exact);
+    if (k < 0 || k >= d) {
+      *share = kCertain;
+      return take_sixteens<kPairs, true>(number, edges, c, 0, source, id);
     }
-    const auto from = [&]<bool kPairs, bool kAll>() {
-      return take_sixteens<kPairs, kAll>(number, edges, c, limit, source, id);
-    };
-    if (edges.pairs) {
-      return is_all ? from.template operator()<true, true>()
-                    : from.template operator()<true, false>();
-    }
-    return is_all ? from.template operator()<false, true>()
-                  : from.template operator()<false, false>();
+    const uint64_t limit = limit_of(k, d);  // below 2^32, as k is below d
+    *share = static_cast<double>(limit);
+    return take_sixteens<kPairs, false>(number, edges, c, static_cast<uint32_t>(limit), source, id);
   }
 #endif
 
@@ -284,37 +285,26 @@ class SourcePicker {
   }
 
 #if defined(__x86_64__) && defined(__GNUC__)
+  // A masked load waits for all lines that it could reach, also those whose bytes it leaves out. So
+  // of a node with sixteen in-edges or more, the last sixteen are read as a whole, without those
+  // that have been seen; of fewer, the second line only if there are any in it.
   template <bool kPairs, bool kAll>
-  [[gnu::target("avx512f,popcnt")]] static int64_t take_sixteens(const SourceNumbers& number,
-                                                                 const NarrowEdges& edges,
-                                                                 Candidates c, uint32_t limit,
-                                                                 int64_t* source, int64_t* id) {
+  [[gnu::target("avx512f,popcnt"), gnu::always_inline]] static inline int64_t take_sixteens(
+      const SourceNumbers& own, const NarrowEdges& edges, Candidates c, uint32_t limit,
+      int64_t* source, int64_t* id) {
     using S = SixteenSources;
-    const SourceNumbers own = number;  // what is written might else change it
-    const uint64_t phase = fold(own.key, 1);
     const int32_t *sources = edges.source, *ids = edges.id;
     const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i even = _mm512_maskz_slli_epi32(0xFFFF, lanes, 1);
+    const __m512i odd = _mm512_or_si512(even, _mm512_set1_epi32(1));
     int64_t n = 0;
-    const auto step = [&](int64_t i,
-                          int64_t count) __attribute__((always_inline, target("avx512f,popcnt"))) {
-      const __mmask16 these = S::first(count);
-      __m512i u = lanes, e = lanes;
-      if constexpr (kPairs) {
-        const int32_t* at = sources + 2 * i;
-        const __m512i low = _mm512_maskz_loadu_epi32(S::first(std::min(2 * count, S::kSize)), at);
-        const __m512i high = _mm512_maskz_loadu_epi32(
-            S::first(std::max<int64_t>(2 * count - S::kSize, 0)), at + S::kSize);
-        const __m512i even = _mm512_maskz_slli_epi32(0xFFFF, lanes, 1);
-        u = _mm512_permutex2var_epi32(low, even, high);
-        e = _mm512_permutex2var_epi32(low, _mm512_or_si512(even, _mm512_set1_epi32(1)), high);
-      } else {
-        u = _mm512_maskz_loadu_epi32(these, sources + i);
-      }
+    const auto take = [&](__m512i u, __m512i e, int64_t i, __mmask16 these) __attribute__((
+                          always_inline, target("avx512f,popcnt"))) {
       __mmask16 taken = these;
       if constexpr (!kAll) {
         __m512i word = S::number(own.key, u);
         if (own.renewed) {
-          const __mmask16 late = S::below(S::number(phase, u), own.renewed);
+          const __mmask16 late = S::below(S::number(fold(own.key, 1), u), own.renewed);
           word = _mm512_mask_blend_epi32(late, word, S::number(own.next_key, u));
         }
         taken &= S::below(word, limit);
@@ -331,9 +321,45 @@ class SourcePicker {
       }
       n += found;
     };
-    int64_t i = c.begin;
-    for (; i + S::kSize <= c.end; i += S::kSize) step(i, S::kSize);
-    if (i < c.end) step(i, c.end - i);
+    const auto sixteen =
+        [&](int64_t i, __mmask16 these) __attribute__((always_inline, target("avx512f,popcnt"))) {
+          if constexpr (kPairs) {
+            const int32_t* at = sources + 2 * i;
+            const __m512i low = _mm512_loadu_si512(at), high = _mm512_loadu_si512(at + S::kSize);
+            take(_mm512_permutex2var_epi32(low, even, high),
+                 _mm512_permutex2var_epi32(low, odd, high), i, these);
+          } else {
+            take(_mm512_loadu_si512(sources + i), lanes, i, these);
+          }
+        };
+    const int64_t d = c.size();
+    if (d >= S::kSize) [[likely]] {
+      int64_t i = c.begin;
+      constexpr int64_t kAhead = NarrowEdges::kStart / (kPairs ? 8 : 4);
+      for (; i + S::kSize <= c.end; i += S::kSize) {
+        if (i + kAhead < c.end) {
+          edges.prefetch(i + kAhead);
+          if (kPairs) edges.prefetch(i + kAhead + S::kSize / 2);
+        }
+        sixteen(i, 0xFFFF);
+      }
+      if (const int64_t rest = c.end - i; rest > 0) {
+        sixteen(c.end - S::kSize, static_cast<__mmask16>(0xFFFF << (S::kSize - rest)));
+      }
+      return n;
+    }
+    const __mmask16 these = S::first(d);
+    if constexpr (kPairs) {
+      const int32_t* at = sources + 2 * c.begin;
+      const __m512i low = _mm512_maskz_loadu_epi32(S::first(std::min(2 * d, S::kSize)), at);
+      const __m512i high = 2 * d > S::kSize
+                               ? _mm512_maskz_loadu_epi32(S::first(2 * d - S::kSize), at + S::kSize)
+                               : _mm512_setzero_si512();
+      take(_mm512_permutex2var_epi32(low, even, high), _mm512_permutex2var_epi32(low, odd, high),
+           c.begin, these);
+    } else {
+      take(_mm512_maskz_loadu_epi32(these, sources + c.begin), lanes, c.begin, these);
+    }
     return n;
   }
 
