@@ -9,15 +9,20 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from pyg_scale.errors import DeviceError
+from pyg_scale.files.byte_size import byte_size
 from pyg_scale.graph.topology import EdgeType, NodeType, Topology
 from pyg_scale.ops import keys
 from pyg_scale.ops.candidates import Candidates, Choosing, candidates_along_types
 from pyg_scale.ops.draw_neighbors import Counted, Drawn, Wanted, draw_along_types, offsets_of
-from pyg_scale.sampler.base import NeighborSampler, Sample
-from pyg_scale.sampler.device_graph import DeviceGraph
+from pyg_scale.sampler.base import NeighborSampler, Sample, one_of
+from pyg_scale.sampler.device_graph import DeviceGraph, graph_bytes, place, pointer_bytes
 from pyg_scale.sampler.device_nodes import DeviceNodes, Met, NodesByHash, NodesInTable, joined
 from pyg_scale.sampler.times import TimeLimits, rows_of
-from pyg_scale.store.device.target import device_of, send
+from pyg_scale.store.device.shares import SHARES
+from pyg_scale.store.device.target import budget_of, device_of, send
+
+_HOST = ("auto", "mapped", "never")
 
 
 class CudaSampler(NeighborSampler):
@@ -25,18 +30,28 @@ class CudaSampler(NeighborSampler):
 
     Returns the bits of the other built-in samplers, as tensors on the device. The graph is copied
     there when the sampler is bound: its in-edges, their times and weights, the times of nodes, and
-    4 bytes for each node unless batches are disjoint. Batches are sampled one at a time: a second
-    thread waits. Each hop waits for the device once, for how many nodes are new and how many edges
-    they get.
+    4 bytes for each node unless batches are disjoint. What does not fit stays on the host, in
+    locked pages that the device reads over the bus (UVA): the parts that are read least for their
+    size (:func:`.place`). Parts in mapped files are copied into memory for that, if they take no
+    more than half of what is free. Batches are sampled one at a time: a second thread waits. Each
+    hop waits for the device once, for how many nodes are new and how many edges they get.
 
     Args:
         args: See :class:`NeighborSampler`, as for ``kwargs``.
         device: ``"cuda"``, ``"cuda:1"``, a ``torch.device``; ``"cpu"`` does the same without a
             device.
+        memory: What the graph may take of the device: bytes, or text such as ``"4GB"``; ``None``:
+            what is left of the half that loaders and stores without a budget share, and the
+            pointers and rows in any case.
+        host: ``"auto"``: what does not fit stays on the host. ``"mapped"``: all but pointers and
+            rows does. ``"never"``: all is on the device; ``memory=None`` is then no limit.
         kwargs: See there.
 
     Raises:
-        DeviceError: If the device is not there; says what is missing.
+        DeviceError: If the device is not there, says what is missing; if the graph does not fit; if
+            what does not fit cannot be mapped.
+        TypeError: If ``memory`` is neither a number nor text.
+        ValueError: If it is not an amount of memory, or ``host`` is not one of these.
     """
 
     supports: ClassVar[frozenset[str]] = frozenset(
@@ -46,8 +61,17 @@ class CudaSampler(NeighborSampler):
         }
     )
 
-    def __init__(self, *args: Any, device: Any = "cuda", **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        device: Any = "cuda",
+        memory: int | str | None = None,
+        host: str = "auto",
+        **kwargs: Any,
+    ) -> None:
         self.device = device_of(device)
+        self.memory = None if memory is None else byte_size(memory, "memory")
+        self.host = one_of("host", host, _HOST)
         self._graph: DeviceGraph | None = None
         self._turn = threading.Lock()
         self._done: Any = None
@@ -64,14 +88,39 @@ class CudaSampler(NeighborSampler):
         self._graph = self._there()
 
     def _there(self) -> DeviceGraph:
-        return DeviceGraph(self._bound(), self.device, rows=not self.disjoint)
+        topology, rows = self._bound(), not self.disjoint
+        least, all_of_it = pointer_bytes(topology, rows=rows), graph_bytes(topology, rows=rows)
+        budget = all_of_it
+        if self.memory is not None:
+            budget = budget_of(self.memory, self.device)
+        elif self.host != "never" and self.device.type == "cuda":
+            budget = max(least, budget_of(None, self.device))
+        wanted = all_of_it if self.host == "never" else least
+        if wanted > budget:
+            which = "graph takes" if self.host == "never" else "graph's pointers and rows take"
+            raise DeviceError(
+                f"the {which} {wanted} bytes of {self.device}, more than memory={self.memory}: "
+                "give more, or sample on the CPU (neighbor_sampler='native')"
+            )
+        budget = least if self.host == "mapped" else budget
+        there = place(topology, budget, self.hops(), rows=rows)
+        graph = DeviceGraph(topology, self.device, rows=rows, there=there)
+        if self.memory is None:
+            SHARES.take(graph, self.device, graph.num_bytes)
+        return graph
 
     @classmethod
-    def like(cls, sampler: NeighborSampler, device: Any = "cuda") -> CudaSampler:
+    def like(
+        cls,
+        sampler: NeighborSampler,
+        device: Any = "cuda",
+        memory: int | str | None = None,
+    ) -> CudaSampler:
         """One with the graph and the options of a sampler that is bound.
 
         Raises:
             NotImplementedError: If it has options that this one does not support.
+            DeviceError: If the graph does not fit, see the class.
         """
         made = cls(
             None,
@@ -87,6 +136,7 @@ class CudaSampler(NeighborSampler):
             time_window=sampler.time_window,
             strictly_earlier=sampler.strictly_earlier,
             device=device,
+            memory=memory,
         )
         made.topology = sampler.topology
         made._check_reach(made._bound())
@@ -98,6 +148,11 @@ class CudaSampler(NeighborSampler):
     def num_bytes(self) -> int:
         """Bytes of the device that the graph takes."""
         return 0 if self._graph is None else self._graph.num_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of the graph that the device reads from the host."""
+        return 0 if self._graph is None else self._graph.host_bytes
 
     def sample(
         self,
@@ -111,7 +166,7 @@ class CudaSampler(NeighborSampler):
             ValueError: If the batch has more nodes and edges than can be numbered.
         """
         with self._turn:
-            if self._graph is None:  # in another process
+            if self._graph is None or not self._graph.is_here:  # in another process
                 self._graph = self._there()
             graph, topology = self._graph, self._bound()
             if self._done is not None:  # the batch before, on another stream, uses the same memory
