@@ -88,7 +88,7 @@ static_assert(sizeof(ChooseCandidates) <= 4000);
 struct FirstPlaces {
   const int64_t* key;  // [count]
   int64_t count;
-  int64_t slots;    // a power of two, at least twice as many
+  int64_t slots;    // a power of two, at least twice as many as there are different numbers
   uint64_t* held;   // [slots], the number that has the slot
   uint32_t* least;  // [slots], its first place
   int64_t* out;     // [count]

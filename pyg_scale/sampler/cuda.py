@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -19,10 +20,13 @@ from pyg_scale.sampler.base import NeighborSampler, Sample, one_of
 from pyg_scale.sampler.device_graph import DeviceGraph, graph_bytes, place, pointer_bytes
 from pyg_scale.sampler.device_nodes import DeviceNodes, Met, NodesByHash, NodesInTable, joined
 from pyg_scale.sampler.times import TimeLimits, rows_of
-from pyg_scale.store.device.shares import SHARES
+from pyg_scale.store.device.placement import GRAIN
+from pyg_scale.store.device.shares import SHARES, free_bytes
 from pyg_scale.store.device.target import budget_of, device_of, send
 
 _HOST = ("auto", "mapped", "never")
+_SMALL = 1 / 64  # of a device's memory: of hops that take less nobody asks whether they fit
+_GRAINS = 64  # tensors of an edge type, each of which is rounded up
 
 
 class CudaSampler(NeighborSampler):
@@ -35,6 +39,9 @@ class CudaSampler(NeighborSampler):
     size (:func:`.place`). Parts in mapped files are copied into memory for that, if they take no
     more than half of what is free. Batches are sampled one at a time: a second thread waits. Each
     hop waits for the device once, for how many nodes are new and how many edges they get.
+
+    A hop takes no more of the device than :meth:`.DeviceNodes.bytes_to_meet` and the edges that it
+    draws say, which is known before it begins.
 
     Args:
         args: See :class:`NeighborSampler`, as for ``kwargs``.
@@ -164,6 +171,7 @@ class CudaSampler(NeighborSampler):
 
         Raises:
             ValueError: If the batch has more nodes and edges than can be numbered.
+            DeviceError: If a hop takes more memory than the device has left.
         """
         with self._turn:
             if self._graph is None or not self._graph.is_here:  # in another process
@@ -178,6 +186,7 @@ class CudaSampler(NeighborSampler):
                 for hop in range(depth):
                     if hop == 0:
                         batch.count_seeds({t: hops[t][0] for t in topology.edge_types})
+                    batch.check_room(hop, hop + 1 == depth)
                     self._draw(batch, hop, key)
                     wanted = None
                     if hop + 1 < depth:
@@ -185,8 +194,10 @@ class CudaSampler(NeighborSampler):
                     batch.end_hop(wanted)
                 out = batch.sample()
                 graph.forget(out.node)
-            except BaseException:
+            except BaseException as error:
                 self._graph = None  # what it knows of the batch is of no use to the next one
+                if isinstance(error, torch.OutOfMemoryError):
+                    raise DeviceError(f"{self.device}: {error}; {_TRY}") from error
                 raise
             if self.device.type == "cuda":
                 self._done = torch.cuda.Event()
@@ -216,6 +227,9 @@ class CudaSampler(NeighborSampler):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.device, self._turn = device_of(state["device"]), threading.Lock()
+
+
+_TRY = "use smaller batches or fewer neighbours, or give the graph less of the device (memory=)"
 
 
 class _Batch:
@@ -253,6 +267,7 @@ class _Batch:
         }
         self._counted: dict[EdgeType, Counted] = {}
         self._drawn: dict[EdgeType, Drawn] = {}
+        self._num_edges = 0  # of the hops before
 
     def count_seeds(self, wanted: Mapping[EdgeType, int]) -> None:
         """Count the edges that the seeds get; their number is found on the CPU, without waiting.
@@ -282,6 +297,42 @@ class _Batch:
     def _candidates(self, asked: Mapping[EdgeType, Choosing]) -> dict[EdgeType, Candidates]:
         found = candidates_along_types([*asked.values()], self._replace, self._last)
         return dict(zip(asked, found, strict=True))
+
+    def check_room(self, hop: int, last: bool) -> None:
+        """Refuse a hop for which the device has no memory, before it begins.
+
+        Raises:
+            DeviceError: If it takes more than is left.
+        """
+        wanted, device = self.bytes_of_hop(last), self._graph.device
+        if wanted < _small(device):
+            return
+        left = free_bytes(device)
+        if wanted > left:
+            edges = sum(counted.total for counted in self._counted.values())
+            raise DeviceError(
+                f"hop {hop} of the batch draws {edges} edges, which may take {wanted} bytes of "
+                f"{device}, and {left} are left: {_TRY}"
+            )
+
+    def bytes_of_hop(self, last: bool) -> int:
+        """The most memory that the hop that was counted takes, and the batch after it.
+
+        Of each edge 40 bytes are kept, of each node that may be new 32, and unless the hop is the
+        last one 72 more for each edge type that expands it. The nodes of one type at a time take
+        :meth:`.DeviceNodes.bytes_to_meet`. The batch has 40 bytes for each edge and node.
+        """
+        topology = self._topology
+        edges = {t: counted.total for t, counted in self._counted.items()}
+        so_far, found = self._num_edges + sum(edges.values()), 40 * sum(edges.values())
+        transient = 0
+        for node_type, nodes in self._nodes.items():
+            met = sum(n for t, n in edges.items() if topology.neighbor_type(t) == node_type)
+            expanding = sum(topology.expanded_type(t) == node_type for t in topology.edge_types)
+            new = nodes.most_new(met)
+            found += (32 + 72 * expanding * (not last)) * new + 40 * (nodes.size + new)
+            transient = max(transient, nodes.bytes_to_meet(met))
+        return found + transient + 40 * so_far + _GRAINS * GRAIN * len(topology.edge_types)
 
     def draw(
         self,
@@ -321,7 +372,8 @@ class _Batch:
         """Give rows to the nodes that the hop met, and count the edges that they get in the next.
 
         Waits for the device once. Until then, all edges that lead to a node type may lead to new
-        nodes, so everything is made for as many.
+        nodes, so everything is made for as many, but for no more than are not in the batch yet:
+        see :meth:`bytes_of_hop`.
 
         Args:
             wanted: Number of draws for each new node along every edge type; ``None`` after the last
@@ -343,6 +395,7 @@ class _Batch:
                 if begin and col.numel():
                     col = col + begin
                 self._edges[edge_type].append((self._drawn[edge_type], row, col))
+            self._num_edges += sum(sizes)
         sizes_met = [each.size for each in met.values()]
         asked = {}
         for edge_type, k in (wanted or {}).items():
@@ -411,6 +464,12 @@ class _Batch:
             out.num_sampled_edges[edge_type] = [row.numel() for _, row, _ in hops]
             out.colptr[edge_type] = offsets_of(joined(none, [drawn.counts for drawn, _, _ in hops]))
         return out
+
+
+def _small(device: torch.device) -> float:
+    if device.type != "cuda":
+        return math.inf
+    return float(torch.cuda.get_device_properties(device).total_memory * _SMALL)
 
 
 def _first(tensor: Tensor | None, size: int) -> Tensor | None:
