@@ -13,7 +13,7 @@ from pyg_scale.errors import DeviceError
 from pyg_scale.graph.topology import CSC, EdgeType, NodeType, Topology
 from pyg_scale.ops.mapped_rows import MappedRows, map_numbers
 from pyg_scale.store.device.placement import allotted
-from pyg_scale.store.device.target import send_large
+from pyg_scale.store.device.target import read_here, send_large
 from pyg_scale.store.directory.page_faults import usable_memory
 
 _NONE = 2**31 - 1
@@ -93,7 +93,11 @@ class DeviceGraph:
         return not self._pages or self._process == os.getpid()
 
     def forget(self, node: Mapping[NodeType, Tensor]) -> None:
-        """The nodes of the batch are in no batch any more."""
+        """The nodes of the batch are in no batch any more.
+
+        Nobody waits for it, so the rows outlive this object until it is done.
+        """
+        read_here(*self.row_of.values())
         for node_type, row_of in self.row_of.items():
             if node[node_type].numel():
                 row_of[node[node_type].to(torch.int64)] = _NONE

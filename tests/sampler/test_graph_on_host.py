@@ -19,6 +19,7 @@ from pyg_scale.ops import mapped_rows
 from pyg_scale.ops.mapped_rows import HostNumbers, map_numbers
 from pyg_scale.sampler import CudaSampler, NativeSampler, cuda, device_graph
 from pyg_scale.sampler.device_graph import graph_bytes, place, pointer_bytes
+from pyg_scale.store.device.shares import DeviceShares
 from pyg_scale.testing import graphs
 from tests.ops import emulated
 
@@ -232,6 +233,29 @@ def test_the_graph_does_not_fit() -> None:
         CudaSampler(device="cpu", host="staged")
     with pytest.raises(ValueError, match="memory must be bytes or text"):
         CudaSampler(device="cpu", memory="some")
+
+
+def test_what_nobody_waits_for_keeps_its_memory(monkeypatch) -> None:
+    here = CudaSampler(graphs.hetero(), [3], device="cpu")
+    assert here._graph is not None
+    kept: list[Tensor] = []
+    monkeypatch.setattr(device_graph, "read_here", lambda *tensors: kept.extend(tensors))
+    here.sample({"item": torch.arange(3)}, None, 1)
+    assert [id(each) for each in kept] == [id(each) for each in here._graph.row_of.values()]
+
+
+def test_samplers_share_what_others_without_a_budget_take(monkeypatch) -> None:
+    shares, data = DeviceShares(lambda device: 1 << 20), graphs.hostile()
+    monkeypatch.setattr(cuda, "SHARES", shares)
+    cpu = torch.device("cpu")
+    first = CudaSampler(data, [3], device="cpu")
+    held = first.num_bytes
+    assert 0 < held < shares.left(cpu) + held == ((1 << 20) + held) // 2
+    CudaSampler(data, [3], device="cpu", memory=held)
+    assert shares.left(cpu) + held == ((1 << 20) + held) // 2, "it has a budget of its own"
+    del first
+    gc.collect()
+    assert shares.left(cpu) == 1 << 19
 
 
 def numbers(size: int) -> Tensor:
