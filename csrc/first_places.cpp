@@ -26,8 +26,9 @@ void find(RelabelTable& table, const int64_t* key, int64_t n, int64_t* out) {
   }
 }
 
-Tensor first_places(Tensor key) {
+Tensor first_places(Tensor key, int64_t distinct) {
   const int64_t n = key.numel();
+  check(distinct >= 0, "distinct must not be negative");
   const int64_t* keys = int64_data(key, n, "key");
   int64_t most = 0;
   for (int64_t i = 0; i < n; ++i) {
@@ -47,7 +48,9 @@ Tensor first_places(Tensor key) {
 }  // namespace
 }  // namespace pyg_scale
 
-STABLE_TORCH_LIBRARY_FRAGMENT(pyg_scale, m) { m.def("first_places(Tensor key) -> Tensor"); }
+STABLE_TORCH_LIBRARY_FRAGMENT(pyg_scale, m) {
+  m.def("first_places(Tensor key, int distinct) -> Tensor");
+}
 
 STABLE_TORCH_LIBRARY_IMPL(pyg_scale, CPU, m) {
   m.impl("first_places", TORCH_BOX(&pyg_scale::first_places));

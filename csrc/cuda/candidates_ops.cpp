@@ -1,11 +1,9 @@
 // candidates on a device, see pyg_scale/ops/candidates.py.
 
 #include <tuple>
-#include <utility>
 #include <vector>
 
-#include "loading.h"
-#include "tensors.h"
+#include "reading.h"
 
 namespace pyg_scale::cuda {
 namespace {
@@ -24,33 +22,24 @@ std::tuple<Tensor, Tensor, Tensor> candidates(Tensors indptr, Tensors indices, T
         latest.size(), after.size(), num_neighbors.size()})
     check(given == types, "lists must have an entry for each edge type");
   const OnDevice device(indptr[0]);
-  Tensors kept;  // until the kernels are launched
-  const auto longs = [&](const Tensor& tensor, int64_t numel, const char* name) {
-    kept.push_back(dense(device, tensor, ScalarType::Long, numel, name));
-    return data_of<int64_t>(std::as_const(kept.back()));
-  };
-  const auto maybe = [&](const Tensor& tensor, int64_t numel, const char* name) {
-    return tensor.numel() ? longs(tensor, numel, name) : nullptr;
-  };
+  Reading read(device);
   int64_t total = 0;
   std::vector<ChoosingType> of;
   for (size_t t = 0; t < types; ++t) {
     const int64_t pointers = indptr[t].numel(), count = node[t].numel();
     const int64_t positions = indices[t].numel(), nodes = neighbor_time[t].numel();
     check(pointers > 0, "indptr must have one number more than there are nodes");
-    kept.push_back(integers(device, indices[t], -1, "indices"));
-    const Column sources = column_of(kept.back());
-    const ChoosingType one{longs(indptr[t], pointers, "indptr"),
-                           sources,
-                           maybe(time[t], positions, "time"),
-                           maybe(neighbor_time[t], nodes, "neighbor_time"),
-                           maybe(weight_prefix[t], positions, "weight_prefix"),
+    const ChoosingType one{read.longs(indptr[t], pointers, "indptr"),
+                           read.integers(indices[t], -1, "indices"),
+                           read.maybe(time[t], positions, "time"),
+                           read.maybe(neighbor_time[t], nodes, "neighbor_time"),
+                           read.maybe(weight_prefix[t], positions, "weight_prefix"),
                            positions,
                            pointers - 1,
                            nodes,
-                           longs(node[t], count, "node"),
-                           maybe(latest[t], count, "latest"),
-                           maybe(after[t], count, "after"),
+                           read.longs(node[t], count, "node"),
+                           read.maybe(latest[t], count, "latest"),
+                           read.maybe(after[t], count, "after"),
                            count,
                            num_neighbors[t],
                            total};

@@ -2,11 +2,9 @@
 
 #include <limits>
 #include <tuple>
-#include <utility>
 #include <vector>
 
-#include "loading.h"
-#include "tensors.h"
+#include "reading.h"
 
 namespace pyg_scale::cuda {
 namespace {
@@ -29,15 +27,7 @@ std::tuple<Tensor, Tensor, Tensor> draw_neighbors(Tensors indptr, Tensors indice
                              num_edges.size(), num_nodes.size(), key.size(), num_neighbors.size()})
     check(given == types, "lists must have an entry for each edge type");
   const OnDevice device(indptr[0]);
-  Tensors kept;  // until the kernels are launched
-  const auto longs = [&](const Tensor& tensor, int64_t numel, const char* name) {
-    kept.push_back(dense(device, tensor, ScalarType::Long, numel, name));
-    return data_of<int64_t>(std::as_const(kept.back()));
-  };
-  const auto column = [&](const Tensor& tensor, int64_t numel, const char* name) {
-    kept.push_back(integers(device, tensor, numel, name));
-    return column_of(kept.back());
-  };
+  Reading read(device);
   int64_t total = 0;
   std::vector<DrawnType> of;
   for (size_t t = 0; t < types; ++t) {
@@ -46,17 +36,15 @@ std::tuple<Tensor, Tensor, Tensor> draw_neighbors(Tensors indptr, Tensors indice
     check(num_edges[t] >= 0, "num_edges must not be negative");
     check(num_edges[t] <= kMostEdges - total, "num_edges are too many together");
     const int64_t positions = indices[t].numel();
-    Column ids{nullptr, false};
-    if (edge_id[t].numel()) ids = column(edge_id[t], positions, "edge_id");
-    const auto maybe = [&](const Tensor& tensor, int64_t numel, const char* name) {
-      return tensor.numel() ? longs(tensor, numel, name) : nullptr;
-    };
+    Spaced ids{{nullptr, false}, 1};
+    if (edge_id[t].numel()) ids = read.integers(edge_id[t], positions, "edge_id");
     check((begin[t].numel() > 0) == (end[t].numel() > 0), "begin and end go together");
-    of.push_back({longs(indptr[t], pointers, "indptr"), column(indices[t], -1, "indices"), ids,
-                  positions, pointers - 1, num_nodes[t], longs(node[t], count, "node"),
-                  maybe(seed[t], count, "seed"), longs(offset[t], count + 1, "offset"),
-                  maybe(begin[t], count, "begin"), maybe(end[t], count, "end"),
-                  maybe(weight_prefix[t], positions, "weight_prefix"), count, num_edges[t],
+    of.push_back({read.longs(indptr[t], pointers, "indptr"),
+                  read.integers(indices[t], -1, "indices"), ids, positions, pointers - 1,
+                  num_nodes[t], read.longs(node[t], count, "node"),
+                  read.maybe(seed[t], count, "seed"), read.longs(offset[t], count + 1, "offset"),
+                  read.maybe(begin[t], count, "begin"), read.maybe(end[t], count, "end"),
+                  read.maybe(weight_prefix[t], positions, "weight_prefix"), count, num_edges[t],
                   num_neighbors[t], total, static_cast<uint64_t>(key[t])});
     total += num_edges[t];
   }

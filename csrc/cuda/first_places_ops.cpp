@@ -1,5 +1,6 @@
 // first_places on a device, see pyg_scale/ops/first_places.py.
 
+#include <algorithm>
 #include <limits>
 #include <utility>
 
@@ -11,7 +12,7 @@ namespace {
 
 constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
 
-Tensor first_places(Tensor key) {
+Tensor first_places(Tensor key, int64_t distinct) {
   const OnDevice device(key);
   const int64_t count = key.numel();
   check(count <= kMost, "key must have less than 2**31 numbers");
@@ -21,7 +22,7 @@ Tensor first_places(Tensor key) {
   args.key = data_of<int64_t>(keys);
   args.count = count;
   args.slots = 64;
-  while (args.slots < 2 * count) args.slots *= 2;
+  while (args.slots < 2 * std::min(count, distinct)) args.slots *= 2;
   Tensor held = empty_like(key, {args.slots}, ScalarType::Long);
   Tensor least = empty_like(key, {args.slots}, ScalarType::Int);
   args.held = reinterpret_cast<uint64_t*>(data_of<int64_t>(held));

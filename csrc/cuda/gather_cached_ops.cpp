@@ -3,8 +3,7 @@
 
 #include <utility>
 
-#include "loading.h"
-#include "tensors.h"
+#include "reading.h"
 
 #if defined(PYG_SCALE_EMULATED)
 #define PYG_SCALE_HOST_LIBRARY(m) STABLE_TORCH_LIBRARY_IMPL(pyg_scale_emulated, CPU, m)
@@ -14,14 +13,6 @@
 
 namespace pyg_scale::cuda {
 namespace {
-
-// Where the device has memory of the host; null if it was not mapped.
-const void* mapped(const Tensor& tensor, const OnDevice& device) {
-  const void* there = nullptr;
-  if (!tensor.is_cpu() || !tensor.numel()) return nullptr;
-  const int code = pyg_scale_cuda_mapped(device.stream().device, tensor.const_data_ptr(), &there);
-  return code ? nullptr : there;
-}
 
 // The bytes of rows, each of them contiguous.
 struct Bytes {

@@ -21,10 +21,18 @@ struct GatherCached {
   char* out;          // [count, row_bytes]
 };
 
+// Numbers at equal distances, such as every second one: neighbour and edge id may be side by side.
+struct Spaced {
+  Column numbers;
+  int64_t step;
+
+  PYG_SCALE_BOTH int64_t operator[](int64_t i) const { return numbers[i * step]; }
+};
+
 // The nodes that get in-edges along one edge type.
 struct DrawnType {
   const int64_t* indptr;  // [num_rows + 1]
-  Column indices, edge_id;
+  Spaced indices, edge_id;
   int64_t num_positions;        // of indices
   int64_t num_rows, num_nodes;  // neighbours are less than num_nodes
   const int64_t* node;          // [count]
@@ -52,7 +60,7 @@ static_assert(sizeof(DrawNeighbors) <= 4000);
 // The nodes that choose among their in-edges along one edge type.
 struct ChoosingType {
   const int64_t* indptr;  // [num_rows + 1]
-  Column indices;
+  Spaced indices;
   const int64_t* time;           // [num_positions], or null
   const int64_t* neighbor_time;  // [num_nodes], or null
   const int64_t* weight_prefix;  // [num_positions], or null
@@ -80,7 +88,7 @@ static_assert(sizeof(ChooseCandidates) <= 4000);
 struct FirstPlaces {
   const int64_t* key;  // [count]
   int64_t count;
-  int64_t slots;    // a power of two, at least twice as many
+  int64_t slots;    // a power of two, at least twice as many as there are different numbers
   uint64_t* held;   // [slots], the number that has the slot
   uint32_t* least;  // [slots], its first place
   int64_t* out;     // [count]

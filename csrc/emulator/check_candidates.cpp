@@ -91,7 +91,7 @@ void check(int64_t k, const Options& how) {
   args.replace = how.replace, args.last = how.last;
   for (; args.count < kTimes; ++args.count) {
     args.of[args.count] = {begins.get(),
-                           {sources.get(), true},
+                           {{sources.get(), true}, 1},
                            how.timed && !how.of_nodes ? times.get() : nullptr,
                            how.timed && how.of_nodes ? times_of_nodes.get() : nullptr,
                            how.weighted ? sums.get() : nullptr,

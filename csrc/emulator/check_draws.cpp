@@ -95,8 +95,8 @@ void check(int64_t k, const Options& how) {
   args.replace = how.replace;
   for (; args.count < kTimes; ++args.count) {
     const DrawnType one{begins.get(),
-                        {sources.get(), true},
-                        {nullptr, false},
+                        {{sources.get(), true}, 1},
+                        {{nullptr, false}, 1},
                         edges,
                         static_cast<int64_t>(degrees.size()),
                         50,

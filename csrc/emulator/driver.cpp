@@ -11,6 +11,7 @@
 #include <cstring>
 #include <deque>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -60,7 +61,21 @@ struct Loaded {
 std::mutex mutex;
 std::deque<Module> modules;
 std::deque<Loaded> functions;
-std::map<const char*, size_t> registered;  // address and number of bytes
+
+// Memory of the host that a device reads. Its address there is another one, which has what the host
+// had when it was registered: who reads by the wrong address reads what was written since.
+struct Registered {
+  Registered(const char* data, size_t bytes) : bytes(bytes), held(new char[bytes + 2 * kPage]) {
+    const auto at = reinterpret_cast<uintptr_t>(held.get());
+    device = held.get() + (reinterpret_cast<uintptr_t>(data) - at) % kPage;
+    std::memcpy(device, data, bytes);
+  }
+  static constexpr size_t kPage = 4096;
+  size_t bytes;
+  std::unique_ptr<char[]> held;
+  char* device;  // as aligned as on the host
+};
+std::map<const char*, Registered> registered;  // by address
 
 // The bytes of an ELF file with 64-bit headers, which say how long it is; empty for anything else.
 std::string image_of(const void* data) {
@@ -220,10 +235,10 @@ PYG_SCALE_DRIVER int cuMemHostRegister_v2(void* data, size_t bytes, unsigned fla
   if (!data || !bytes || flags != 3 || stack.empty()) return kInvalidValue;
   const std::lock_guard lock(mutex);
   const char* begin = static_cast<const char*>(data);
-  for (const auto& [at, size] : registered) {
-    if (begin < at + size && at < begin + bytes) return kAlreadyRegistered;
+  for (const auto& [at, there] : registered) {
+    if (begin < at + there.bytes && at < begin + bytes) return kAlreadyRegistered;
   }
-  registered[begin] = bytes;
+  registered.emplace(begin, Registered(begin, bytes));
   return 0;
 }
 
@@ -235,9 +250,9 @@ PYG_SCALE_DRIVER int cuMemHostUnregister(void* data) {
 PYG_SCALE_DRIVER int cuMemHostGetDevicePointer_v2(uint64_t* there, void* data, unsigned) {
   const std::lock_guard lock(mutex);
   const char* wanted = static_cast<const char*>(data);
-  for (const auto& [at, size] : registered) {
-    if (wanted >= at && wanted < at + size) {
-      *there = reinterpret_cast<uintptr_t>(data);
+  for (const auto& [at, of] : registered) {
+    if (wanted >= at && wanted < at + of.bytes) {
+      *there = reinterpret_cast<uintptr_t>(of.device + (wanted - at));
       return 0;
     }
   }

@@ -13,7 +13,7 @@ from torch import Tensor
 from pyg_scale.ops import fused, library
 
 
-def first_places(key: Tensor) -> Tensor:
+def first_places(key: Tensor, distinct: int | None = None) -> Tensor:
     """The least place at which each number stands. Does not wait for the device.
 
     A negative number raises on the CPU; on a device the kernel traps, which torch reports at the
@@ -21,6 +21,8 @@ def first_places(key: Tensor) -> Tensor:
 
     Args:
         key: ``int64`` ``[n]``, not negative, less than ``2**31`` numbers.
+        distinct: How many of them differ at most; ``None``: all may. On a device the table has at
+            most four times as many slots of 12 bytes, or 64; if more differ, the kernel may trap.
 
     Returns:
         ``int64`` ``[n]``: for each ``i`` the least ``j`` with ``key[j] == key[i]``.
@@ -30,7 +32,9 @@ def first_places(key: Tensor) -> Tensor:
         KernelsError: If there are no kernels and ``PYG_SCALE_KERNELS=require``.
     """
     if library.compiled() if key.device.type == "cpu" else fused.usable(key):
-        found: Tensor = torch.ops.pyg_scale.first_places(key)
+        found: Tensor = torch.ops.pyg_scale.first_places(
+            key, key.numel() if distinct is None else distinct
+        )
         return found
     return plain(key)
 

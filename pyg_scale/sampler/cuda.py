@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -9,15 +10,23 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from pyg_scale.errors import DeviceError
+from pyg_scale.files.byte_size import byte_size
 from pyg_scale.graph.topology import EdgeType, NodeType, Topology
 from pyg_scale.ops import keys
 from pyg_scale.ops.candidates import Candidates, Choosing, candidates_along_types
 from pyg_scale.ops.draw_neighbors import Counted, Drawn, Wanted, draw_along_types, offsets_of
-from pyg_scale.sampler.base import NeighborSampler, Sample
-from pyg_scale.sampler.device_graph import DeviceGraph
+from pyg_scale.sampler.base import NeighborSampler, Sample, one_of
+from pyg_scale.sampler.device_graph import DeviceGraph, graph_bytes, place, pointer_bytes
 from pyg_scale.sampler.device_nodes import DeviceNodes, Met, NodesByHash, NodesInTable, joined
 from pyg_scale.sampler.times import TimeLimits, rows_of
-from pyg_scale.store.device.target import device_of, send
+from pyg_scale.store.device.placement import GRAIN
+from pyg_scale.store.device.shares import SHARES, free_bytes
+from pyg_scale.store.device.target import budget_of, device_of, send
+
+_HOST = ("auto", "mapped", "never")
+_SMALL = 1 / 64  # of a device's memory: of hops that take less nobody asks whether they fit
+_GRAINS = 64  # tensors of an edge type, each of which is rounded up
 
 
 class CudaSampler(NeighborSampler):
@@ -25,18 +34,31 @@ class CudaSampler(NeighborSampler):
 
     Returns the bits of the other built-in samplers, as tensors on the device. The graph is copied
     there when the sampler is bound: its in-edges, their times and weights, the times of nodes, and
-    4 bytes for each node unless batches are disjoint. Batches are sampled one at a time: a second
-    thread waits. Each hop waits for the device once, for how many nodes are new and how many edges
-    they get.
+    4 bytes for each node unless batches are disjoint. What does not fit stays on the host, in
+    locked pages that the device reads over the bus (UVA): the parts that are read least for their
+    size (:func:`.place`). Parts in mapped files are copied into memory for that, if they take no
+    more than half of what is free. Batches are sampled one at a time: a second thread waits. Each
+    hop waits for the device once, for how many nodes are new and how many edges they get.
+
+    A hop takes no more of the device than :meth:`.DeviceNodes.bytes_to_meet` and the edges that it
+    draws say, which is known before it begins.
 
     Args:
         args: See :class:`NeighborSampler`, as for ``kwargs``.
         device: ``"cuda"``, ``"cuda:1"``, a ``torch.device``; ``"cpu"`` does the same without a
             device.
+        memory: What the graph may take of the device: bytes, or text such as ``"4GB"``; ``None``:
+            what is left of the half that loaders and stores without a budget share, and the
+            pointers and rows in any case.
+        host: ``"auto"``: what does not fit stays on the host. ``"mapped"``: all but pointers and
+            rows does. ``"never"``: all is on the device; ``memory=None`` is then no limit.
         kwargs: See there.
 
     Raises:
-        DeviceError: If the device is not there; says what is missing.
+        DeviceError: If the device is not there, says what is missing; if the graph does not fit; if
+            what does not fit cannot be mapped.
+        TypeError: If ``memory`` is neither a number nor text.
+        ValueError: If it is not an amount of memory, or ``host`` is not one of these.
     """
 
     supports: ClassVar[frozenset[str]] = frozenset(
@@ -46,8 +68,17 @@ class CudaSampler(NeighborSampler):
         }
     )
 
-    def __init__(self, *args: Any, device: Any = "cuda", **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        device: Any = "cuda",
+        memory: int | str | None = None,
+        host: str = "auto",
+        **kwargs: Any,
+    ) -> None:
         self.device = device_of(device)
+        self.memory = None if memory is None else byte_size(memory, "memory")
+        self.host = one_of("host", host, _HOST)
         self._graph: DeviceGraph | None = None
         self._turn = threading.Lock()
         self._done: Any = None
@@ -64,14 +95,39 @@ class CudaSampler(NeighborSampler):
         self._graph = self._there()
 
     def _there(self) -> DeviceGraph:
-        return DeviceGraph(self._bound(), self.device, rows=not self.disjoint)
+        topology, rows = self._bound(), not self.disjoint
+        least, all_of_it = pointer_bytes(topology, rows=rows), graph_bytes(topology, rows=rows)
+        budget = all_of_it
+        if self.memory is not None:
+            budget = budget_of(self.memory, self.device)
+        elif self.host != "never" and self.device.type == "cuda":
+            budget = max(least, budget_of(None, self.device))
+        wanted = all_of_it if self.host == "never" else least
+        if wanted > budget:
+            which = "graph takes" if self.host == "never" else "graph's pointers and rows take"
+            raise DeviceError(
+                f"the {which} {wanted} bytes of {self.device}, more than memory={self.memory}: "
+                "give more, or sample on the CPU (neighbor_sampler='native')"
+            )
+        budget = least if self.host == "mapped" else budget
+        there = place(topology, budget, self.hops(), rows=rows)
+        graph = DeviceGraph(topology, self.device, rows=rows, there=there)
+        if self.memory is None:
+            SHARES.take(graph, self.device, graph.num_bytes)
+        return graph
 
     @classmethod
-    def like(cls, sampler: NeighborSampler, device: Any = "cuda") -> CudaSampler:
+    def like(
+        cls,
+        sampler: NeighborSampler,
+        device: Any = "cuda",
+        memory: int | str | None = None,
+    ) -> CudaSampler:
         """One with the graph and the options of a sampler that is bound.
 
         Raises:
             NotImplementedError: If it has options that this one does not support.
+            DeviceError: If the graph does not fit, see the class.
         """
         made = cls(
             None,
@@ -87,6 +143,7 @@ class CudaSampler(NeighborSampler):
             time_window=sampler.time_window,
             strictly_earlier=sampler.strictly_earlier,
             device=device,
+            memory=memory,
         )
         made.topology = sampler.topology
         made._check_reach(made._bound())
@@ -99,6 +156,11 @@ class CudaSampler(NeighborSampler):
         """Bytes of the device that the graph takes."""
         return 0 if self._graph is None else self._graph.num_bytes
 
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of the graph that the device reads from the host."""
+        return 0 if self._graph is None else self._graph.host_bytes
+
     def sample(
         self,
         seed: Mapping[NodeType, Tensor],
@@ -109,9 +171,10 @@ class CudaSampler(NeighborSampler):
 
         Raises:
             ValueError: If the batch has more nodes and edges than can be numbered.
+            DeviceError: If a hop takes more memory than the device has left.
         """
         with self._turn:
-            if self._graph is None:  # in another process
+            if self._graph is None or not self._graph.is_here:  # in another process
                 self._graph = self._there()
             graph, topology = self._graph, self._bound()
             if self._done is not None:  # the batch before, on another stream, uses the same memory
@@ -123,6 +186,7 @@ class CudaSampler(NeighborSampler):
                 for hop in range(depth):
                     if hop == 0:
                         batch.count_seeds({t: hops[t][0] for t in topology.edge_types})
+                    batch.check_room(hop, hop + 1 == depth)
                     self._draw(batch, hop, key)
                     wanted = None
                     if hop + 1 < depth:
@@ -130,8 +194,10 @@ class CudaSampler(NeighborSampler):
                     batch.end_hop(wanted)
                 out = batch.sample()
                 graph.forget(out.node)
-            except BaseException:
+            except BaseException as error:
                 self._graph = None  # what it knows of the batch is of no use to the next one
+                if isinstance(error, torch.OutOfMemoryError):
+                    raise DeviceError(f"{self.device}: {error}; {_TRY}") from error
                 raise
             if self.device.type == "cuda":
                 self._done = torch.cuda.Event()
@@ -161,6 +227,9 @@ class CudaSampler(NeighborSampler):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.device, self._turn = device_of(state["device"]), threading.Lock()
+
+
+_TRY = "use smaller batches or fewer neighbours, or give the graph less of the device (memory=)"
 
 
 class _Batch:
@@ -198,6 +267,7 @@ class _Batch:
         }
         self._counted: dict[EdgeType, Counted] = {}
         self._drawn: dict[EdgeType, Drawn] = {}
+        self._num_edges = 0  # of the hops before
 
     def count_seeds(self, wanted: Mapping[EdgeType, int]) -> None:
         """Count the edges that the seeds get; their number is found on the CPU, without waiting.
@@ -227,6 +297,42 @@ class _Batch:
     def _candidates(self, asked: Mapping[EdgeType, Choosing]) -> dict[EdgeType, Candidates]:
         found = candidates_along_types([*asked.values()], self._replace, self._last)
         return dict(zip(asked, found, strict=True))
+
+    def check_room(self, hop: int, last: bool) -> None:
+        """Refuse a hop for which the device has no memory, before it begins.
+
+        Raises:
+            DeviceError: If it takes more than is left.
+        """
+        wanted, device = self.bytes_of_hop(last), self._graph.device
+        if wanted < _small(device):
+            return
+        left = free_bytes(device)
+        if wanted > left:
+            edges = sum(counted.total for counted in self._counted.values())
+            raise DeviceError(
+                f"hop {hop} of the batch draws {edges} edges, which may take {wanted} bytes of "
+                f"{device}, and {left} are left: {_TRY}"
+            )
+
+    def bytes_of_hop(self, last: bool) -> int:
+        """The most memory that the hop that was counted takes, and the batch after it.
+
+        Of each edge 40 bytes are kept, of each node that may be new 32, and unless the hop is the
+        last one 72 more for each edge type that expands it. The nodes of one type at a time take
+        :meth:`.DeviceNodes.bytes_to_meet`. The batch has 40 bytes for each edge and node.
+        """
+        topology = self._topology
+        edges = {t: counted.total for t, counted in self._counted.items()}
+        so_far, found = self._num_edges + sum(edges.values()), 40 * sum(edges.values())
+        transient = 0
+        for node_type, nodes in self._nodes.items():
+            met = sum(n for t, n in edges.items() if topology.neighbor_type(t) == node_type)
+            expanding = sum(topology.expanded_type(t) == node_type for t in topology.edge_types)
+            new = nodes.most_new(met)
+            found += (32 + 72 * expanding * (not last)) * new + 40 * (nodes.size + new)
+            transient = max(transient, nodes.bytes_to_meet(met))
+        return found + transient + 40 * so_far + _GRAINS * GRAIN * len(topology.edge_types)
 
     def draw(
         self,
@@ -266,7 +372,8 @@ class _Batch:
         """Give rows to the nodes that the hop met, and count the edges that they get in the next.
 
         Waits for the device once. Until then, all edges that lead to a node type may lead to new
-        nodes, so everything is made for as many.
+        nodes, so everything is made for as many, but for no more than are not in the batch yet:
+        see :meth:`bytes_of_hop`.
 
         Args:
             wanted: Number of draws for each new node along every edge type; ``None`` after the last
@@ -288,6 +395,7 @@ class _Batch:
                 if begin and col.numel():
                     col = col + begin
                 self._edges[edge_type].append((self._drawn[edge_type], row, col))
+            self._num_edges += sum(sizes)
         sizes_met = [each.size for each in met.values()]
         asked = {}
         for edge_type, k in (wanted or {}).items():
@@ -356,6 +464,12 @@ class _Batch:
             out.num_sampled_edges[edge_type] = [row.numel() for _, row, _ in hops]
             out.colptr[edge_type] = offsets_of(joined(none, [drawn.counts for drawn, _, _ in hops]))
         return out
+
+
+def _small(device: torch.device) -> float:
+    if device.type != "cuda":
+        return math.inf
+    return float(torch.cuda.get_device_properties(device).total_memory * _SMALL)
 
 
 def _first(tensor: Tensor | None, size: int) -> Tensor | None:

@@ -17,11 +17,12 @@ class Met(NamedTuple):
     row: Tensor
     """Of each of them, ``int64`` ``[m]``."""
     new: Tensor
-    """Those that had none, ``int64`` ``[m]``, of which the first ``size`` are meant."""
+    """Those that had none, ``int64`` ``[b]``, of which the first ``size`` are meant: ``b`` is
+    :meth:`DeviceNodes.most_new`."""
     new_seed: Tensor | None
     """The positions of their seeds, if disjoint."""
     is_new: Tensor
-    """True where an entry of ``new`` is meant, ``bool`` ``[m]``."""
+    """True where an entry of ``new`` is meant, ``bool`` ``[b]``."""
     size: Tensor
     """Number of these, ``int64``."""
 
@@ -47,9 +48,11 @@ class DeviceNodes(ABC):
     Args:
         node: The seeds of the type, ``int64``.
         seed: Their positions among all seeds, if disjoint.
+        most: How many different ones there can be.
     """
 
-    def __init__(self, node: Tensor, seed: Tensor | None) -> None:
+    def __init__(self, node: Tensor, seed: Tensor | None, most: int) -> None:
+        self._most = most
         self._parts = [node]
         self._seeds = None if seed is None else [seed]
         self.size = node.numel()
@@ -78,8 +81,23 @@ class DeviceNodes(ABC):
         """The positions of their seeds, if disjoint, ``int64`` ``[size]``."""
         return None if self._seeds is None else joined(self._seeds[0], self._seeds)
 
+    def most_new(self, count: int) -> int:
+        """The most of ``count`` nodes that may be new: no more than are not in the batch.
+
+        Seeds may be given more than once, so they are not counted.
+        """
+        return min(count, self._most - (self.size - self.per_hop[0]))
+
+    def bytes_to_meet(self, count: int) -> int:
+        """The most memory of the device that :meth:`meet` takes for ``count`` nodes: 64 bytes for
+        each, 40 for each that may be new, and what finding rows takes.
+        """
+        return 64 * count + 40 * self.most_new(count) + self._bytes_to_number(count)
+
     def meet(self, node: Tensor, seed: Tensor | None) -> Met:
         """Give every node that has no row the next one; nobody waits for how many there are.
+
+        No tensor has more than ``m`` entries, and those of new nodes have :meth:`most_new`.
 
         Args:
             node: Ids, ``int64`` ``[m]``, at least one.
@@ -95,12 +113,13 @@ class DeviceNodes(ABC):
                 "smaller batches or fewer neighbours"
             )
         row, is_first, rank = self._number(node, seed)
-        to = torch.where(is_first, rank - 1, count)
+        most = self.most_new(count)
+        to = torch.where(is_first, rank - 1, most)
 
         def firsts(of: Tensor) -> Tensor:
-            return of.new_zeros(count + 1).scatter_(0, to, of)[:count]
+            return of.new_zeros(most + 1).scatter_(0, to, of)[:most]
 
-        place = torch.arange(count, device=node.device)
+        place = torch.arange(most, device=node.device)
         new_seed = None if seed is None else firsts(seed)
         return Met(row, firsts(node), new_seed, place < rank[-1], rank[-1])
 
@@ -115,6 +134,9 @@ class DeviceNodes(ABC):
     @abstractmethod
     def _number(self, node: Tensor, seed: Tensor | None) -> Numbers: ...
 
+    @abstractmethod
+    def _bytes_to_number(self, count: int) -> int: ...
+
 
 class NodesInTable(DeviceNodes):
     """Nodes whose rows are in a table of all nodes of the graph.
@@ -125,7 +147,7 @@ class NodesInTable(DeviceNodes):
     """
 
     def __init__(self, node: Tensor, row_of: Tensor) -> None:
-        super().__init__(node, None)
+        super().__init__(node, None, row_of.numel() - 1)
         self._row_of = row_of
         if self.size:
             self._propose(node, 0)
@@ -138,6 +160,9 @@ class NodesInTable(DeviceNodes):
         row = (rank + (self.size - 1)).to(torch.int32)
         self._row_of.scatter_(0, torch.where(is_first, node, nobody), row)
         return Numbers(self._row_of[node].to(torch.int64), is_first, rank)
+
+    def _bytes_to_number(self, count: int) -> int:
+        return 0  # the table is there
 
     def _propose(self, node: Tensor, begin: int) -> Tensor:
         end = begin + node.numel()
@@ -160,7 +185,7 @@ class NodesByHash(DeviceNodes):
     """
 
     def __init__(self, node: Tensor, seed: Tensor | None, num_nodes: int, num_seeds: int) -> None:
-        super().__init__(node, seed)
+        super().__init__(node, seed, num_nodes * (1 if seed is None else num_seeds))
         self._num_nodes = num_nodes
         if seed is not None and num_nodes * num_seeds >= 2**63:
             raise ValueError(
@@ -175,13 +200,19 @@ class NodesByHash(DeviceNodes):
         self._known.append(self._identity(node, seed))
 
     def _number(self, node: Tensor, seed: Tensor | None) -> Numbers:
-        first = first_places(torch.cat([*self._known, self._identity(node, seed)]))[self.size :]
+        identity = torch.cat([*self._known, self._identity(node, seed)])
+        first = first_places(identity, min(identity.numel(), self._most))[self.size :]
         place = torch.arange(self.size, self.size + node.numel(), device=node.device)
         is_first = first == place
         rank = is_first.cumsum(0)
         among_new = (first - self.size).clamp(min=0)
         row = torch.where(first < self.size, first, rank[among_new] + (self.size - 1))
         return Numbers(row, is_first, rank)
+
+    def _bytes_to_number(self, count: int) -> int:
+        # The identities of all, their first places, and a table of up to four slots for each.
+        together = self.size + count
+        return 16 * together + 48 * min(together, self._most) + 64 * 12
 
     def _identity(self, node: Tensor, seed: Tensor | None) -> Tensor:
         return node if seed is None else node + seed * self._num_nodes

@@ -71,6 +71,7 @@ def test_the_kernel_means_what_its_meaning_means(dtype: torch.dtype, shape: tupl
         assert torch.equal(gather_cached(cached, mapped, index, slot_of).cpu(), made.expected)
 
 
+@pytest.mark.parametrize("host", ["never", "mapped"])
 @pytest.mark.parametrize("name", ["homogeneous", "heterogeneous"])
 @pytest.mark.parametrize(
     "more",
@@ -87,10 +88,15 @@ def test_the_kernel_means_what_its_meaning_means(dtype: torch.dtype, shape: tupl
     ],
     ids=str,
 )
-def test_samples_of_the_device_are_those_of_the_cpu(name: str, more: dict[str, Any]) -> None:
+def test_samples_of_the_device_are_those_of_the_cpu(
+    name: str, more: dict[str, Any], host: str
+) -> None:
+    if host == "mapped" and not fused.usable(torch.empty(0, device="cuda")):
+        pytest.skip("needs the kernels for CUDA")
     data = graphs.hostile() if name == "homogeneous" else graphs.hetero()
     options: dict[str, Any] = {"num_neighbors": [4, 3, -1], **more}
-    native, there = NativeSampler(data, **options), CudaSampler(data, **options)
+    native, there = NativeSampler(data, **options), CudaSampler(data, **options, host=host)
+    assert (there.host_bytes > 0) == (host == "mapped")
     kind = None if name == "homogeneous" else "item"
     for key in range(20):
         generator = torch.Generator().manual_seed(key)

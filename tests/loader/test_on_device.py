@@ -27,8 +27,8 @@ from pyg_scale.loader.batch import placement
 from pyg_scale.loader.batch.placement import Landed, OnDevice, tensors_of
 from pyg_scale.loader.stats import Stats
 from pyg_scale.ops import colptr
-from pyg_scale.sampler import CudaSampler
-from pyg_scale.sampler.device_graph import graph_bytes
+from pyg_scale.sampler import CudaSampler, device_graph
+from pyg_scale.sampler.device_graph import graph_bytes, pointer_bytes
 from pyg_scale.store import Cached, DeviceFeatures, MemoryFeatureStore
 from pyg_scale.testing import graphs
 from tests.loader.batches import assert_same_batches
@@ -327,7 +327,7 @@ def test_the_default_sampler_is_that_of_the_device(workers: int) -> None:
         assert_same_batches(NeighborLoader(data, **arguments), loader)
         found = loader.stats()["device"]
         assert found["sampling"] == {
-            "where": "cpu", "why": "", "bytes": loader.node_sampler.num_bytes,
+            "where": "cpu", "why": "", "bytes": loader.node_sampler.num_bytes, "mapped": 0,
         }  # fmt: skip
         assert found["used"] <= found["budget"] == 1_000_000 - found["sampling"]["bytes"]
         sampler = loader.node_sampler
@@ -363,6 +363,31 @@ def test_weights_and_times_are_drawn_there(arguments: dict[str, Any], more: dict
         assert_same_batches(NeighborLoader(data, **given), loader)
         assert sampler.num_bytes > plain.node_sampler.num_bytes - 4096  # no rows if disjoint
         assert graph_bytes(sampler.topology, rows=not sampler.disjoint) == sampler.num_bytes
+
+
+@pytest.mark.usefixtures("like_a_gpu")
+def test_what_does_not_fit_of_a_graph_stays_on_the_host(monkeypatch) -> None:
+    data = graphs.hostile()
+    topology = NeighborLoader(data, **HOMO).node_sampler.topology
+    least, whole = pointer_bytes(topology), graph_bytes(topology)
+    for memory in (2 * least, least + whole, 2 * whole):
+        loader = NeighborLoader(data, **HOMO, device="cpu", device_memory=memory)
+        assert isinstance(loader.node_sampler, CudaSampler)
+        assert_same_batches(NeighborLoader(data, **HOMO), loader)
+        found = loader.stats()["device"]
+        there, mapped = found["sampling"]["bytes"], found["sampling"]["mapped"]
+        assert least <= there <= memory // 2 and found["used"] <= memory - there
+        assert (mapped == 0) == (memory == 2 * whole) and (mapped == 0) == (there == whole)
+
+    def refuse(*_: Any) -> Any:
+        raise DeviceError("no more pages can be locked")
+
+    monkeypatch.setattr(device_graph, "map_numbers", refuse)
+    loader = NeighborLoader(data, **HOMO, device="cpu", device_memory=2 * least)
+    assert not isinstance(loader.node_sampler, CudaSampler)
+    assert_same_batches(NeighborLoader(data, **HOMO), loader)
+    why = loader.stats()["device"]["sampling"]["why"]
+    assert "no more pages can be locked; raise the limit of locked memory (ulimit -l)" in why
 
 
 @pytest.mark.usefixtures("like_a_gpu")

@@ -739,7 +739,7 @@ CALLS: dict[str, Callable[[], Arguments]] = {
     "gat_attention, long rows": lambda: {**gat(long_rows, 3, LONG), "need_weights": False},
     "gat_attention_grad": lambda: grad_of(gat(fused, NODES, EDGES), NODES, EDGES, 3),
     "gat_attention_grad, long rows": lambda: grad_of(gat(long_rows, 3, LONG), 3, LONG, 3),
-    "first_places": lambda: {"key": longs(7, 0, 7, 2**40, 0)},
+    "first_places": lambda: {"key": longs(7, 0, 7, 2**40, 0), "distinct": 3},
     "gather": lambda: {"x": features(5, 3), "index": longs(4, 0, 2), "num_threads": 2},
     "gather_cached": lambda: {
         "cached": features(3, 2),

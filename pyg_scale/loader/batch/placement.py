@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, FeatureStore, HeteroData
 
+from pyg_scale.errors import DeviceError
 from pyg_scale.files.byte_size import byte_size
 from pyg_scale.graph.base import SuppliesSampler, needs_threads
 from pyg_scale.loader.batch.features import Features
@@ -21,7 +22,7 @@ from pyg_scale.ops import colptr, fused, library
 from pyg_scale.sampler.base import graph_of
 from pyg_scale.sampler.capabilities import CAPABILITIES
 from pyg_scale.sampler.cuda import CudaSampler
-from pyg_scale.sampler.device_graph import graph_bytes
+from pyg_scale.sampler.device_graph import pointer_bytes
 from pyg_scale.sampler.native import NativeSampler
 from pyg_scale.store.device import DeviceFeatures
 from pyg_scale.store.device.shares import SHARES
@@ -145,7 +146,7 @@ class OnDevice(Placement):
         self.device: torch.device = device_of(device)
         self.memory = memory
         self.why_copied = ""
-        self.sampling: dict[str, Any] = {"where": "cpu", "why": "", "bytes": 0}
+        self.sampling = _sampling("cpu")
         self._cuda = cuda if cuda is not None else torch.cuda
         self._streams_are_used = cuda is not None or self.device.type == "cuda"
         self._local = threading.local()
@@ -165,9 +166,10 @@ class OnDevice(Placement):
     ) -> tuple[Any, Features | None]:
         """Keep the graph and the features on the device.
 
-        The graph comes first, if it takes no more than half of the budget: a hop reads few bytes
-        from many places. Features that come with sampled batches, or from a store that looks ahead,
-        are not kept on the device: they are copied with each batch.
+        The graph comes first, with no more than half of the budget: a hop reads few bytes from many
+        places. What of it does not fit stays on the host. Features that come with sampled batches,
+        or from a store that looks ahead, are not kept on the device: they are copied with each
+        batch.
         """
         self.why_copied = _why_copied(data, features)
         if self.why_copied and self.memory is not None:
@@ -183,18 +185,22 @@ class OnDevice(Placement):
                 )
             if elsewhere:
                 raise ValueError(f"neighbor_sampler='cuda' is of no use: {elsewhere}")
-            self.sampling = {"where": str(sampler.device), "why": "", "bytes": sampler.num_bytes}
+            self.sampling = _sampling(str(sampler.device), sampler)
+            if self.memory is None:  # what it takes is not in the budget
+                budget += sampler.num_bytes
         elif any_sampler:
             why = self._why_not_there(sampler, links, elsewhere, budget)
-            if not why:
-                sampler = CudaSampler.like(sampler, self.device)
+            try:
+                there = None if why else CudaSampler.like(sampler, self.device, budget // 2)
+            except DeviceError as error:
+                there, why = None, str(error)
+            if there is not None:
+                sampler = there
                 self._take(sampler, sampler.num_bytes)
-            where = "cpu" if why else str(self.device)
-            size = 0 if why else sampler.num_bytes
-            self.sampling = {"where": where, "why": why, "bytes": size}
+            where = "cpu" if there is None else str(self.device)
+            self.sampling = _sampling(where, there, why)
         else:
-            why = f"{type(sampler).__name__} was asked for"
-            self.sampling = {"where": "cpu", "why": why, "bytes": 0}
+            self.sampling = _sampling("cpu", why=f"{type(sampler).__name__} was asked for")
         if given or self.why_copied or not collect:
             return sampler, features
         left = max(0, budget - self.sampling["bytes"])
@@ -238,9 +244,11 @@ class OnDevice(Placement):
                 return f"the sampler for CUDA does not support {CAPABILITIES[name]}"
         if elsewhere:
             return elsewhere
-        size = graph_bytes(sampler.topology, rows=not sampler.disjoint)
+        size = pointer_bytes(sampler.topology, rows=not sampler.disjoint)
         if size > budget // 2:
-            return f"the graph takes {size} bytes, more than half of device_memory ({budget})"
+            return (
+                f"the graph takes at least {size} bytes, more than half of device_memory ({budget})"
+            )
         return ""
 
     def pins(self, loader: Any) -> bool:
@@ -318,6 +326,13 @@ def placement_of(device: Any, memory: Any, to_device: Any) -> Placement:
     if to_device is not None:
         raise ValueError("device= and sampling.to_device are given: leave one of them out")
     return OnDevice(device, memory)
+
+
+def _sampling(where: str, sampler: CudaSampler | None = None, why: str = "") -> dict[str, Any]:
+    """The device that samples, the reason, and the bytes of the graph there and on the host."""
+    size = 0 if sampler is None else sampler.num_bytes
+    mapped = 0 if sampler is None else sampler.host_bytes
+    return {"where": where, "why": why, "bytes": size, "mapped": mapped}
 
 
 def _no_kernels(device: torch.device) -> str:

@@ -43,7 +43,7 @@ class DeviceShares:
             self._held[device].pop(owner, None)
 
 
-def _free_bytes(device: torch.device) -> int:
+def free_bytes(device: torch.device) -> int:
     """Bytes that CUDA can still give to torch, with those that torch keeps unused."""
     if device.type != "cuda":
         return 0
@@ -51,5 +51,5 @@ def _free_bytes(device: torch.device) -> int:
     return int(torch.cuda.mem_get_info(device)[0] + kept)
 
 
-SHARES = DeviceShares(_free_bytes)
+SHARES = DeviceShares(free_bytes)
 """Those of this process."""

@@ -22,6 +22,7 @@ from pyg_scale_bench.steps import SPARSE, Case, Graph, compare, once
 
 CONTROL = "even degrees"
 ON_CPU = "a thread of the CPU"
+ON_HOST = "the graph on the host"
 REPLAYED = "replayed"
 ODD_WIDTHS = (47, 602)
 FRESH: dict[str, dict[str, Any]] = {"SAGEConv": {}, "GCNConv": {}, "GATConv": {"heads": 4}}
@@ -271,7 +272,8 @@ def _sampling(sizes: Sizes, device: torch.device) -> list[Case]:
     seed: dict[Any, Tensor] = {None: torch.randperm(nodes)[:1024]}
     cases = []
     for side, sampler in (
-        (OURS, CudaSampler(data, hops, device=device)),
+        (OURS, CudaSampler(data, hops, device=device, host="never")),
+        (ON_HOST, CudaSampler(data, hops, device=device, host="mapped")),
         (ON_CPU, NativeSampler(data, hops)),
     ):
         step = partial(sampler.sample, seed, None, 1)

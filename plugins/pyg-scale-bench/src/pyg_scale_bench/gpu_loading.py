@@ -37,6 +37,14 @@ OPTIONS: tuple[dict[str, Any], ...] = (
     {"time_attr": "time", "weight_attr": "weight", "replace": True},
 )
 HETERO_OPTIONS = (OPTIONS[0], *OPTIONS[5:])
+ON_HOST: tuple[dict[str, Any], ...] = (
+    {},
+    {"disjoint": True},
+    {"weight_attr": "weight"},
+    {"time_attr": "when", "weight_attr": "weight"},
+    {"time_attr": "time", "temporal_strategy": "last"},
+)
+"""With these, the device reads the graph from the host, too."""
 _LATEST = 100
 _SEEDS: dict[str, Any] = {
     "num_neighbors": [7, 5, -1],
@@ -56,6 +64,9 @@ def checks(device: torch.device) -> Checks:
     for options in HETERO_OPTIONS:
         name = f"draws of the sampler, several types{_named(options)}"
         found[name] = partial(_draws, options, device, of=hetero_graph)
+    for options in ON_HOST:
+        name = f"draws of the sampler, graph on the host{_named(options)}"
+        found[name] = partial(_draws, options, device, of=hetero_graph, host="mapped")
     found["batches by weight and time"] = partial(_timed, device)
     found["batches around links"] = partial(_links, device)
     found["pointers of a batch that is moved"] = partial(_moved, device)
@@ -140,11 +151,13 @@ def _draws(
     options: dict[str, Any],
     device: torch.device,
     of: Callable[[], Data | HeteroData] = timed_graph,
+    host: str = "auto",
 ) -> str:
     data, hops = of(), [7, 5, -1]
     edges = 0
     native = NativeSampler(data, hops, **options)
-    there = CudaSampler(data, hops, **options, device=device)
+    there = CudaSampler(data, hops, **options, device=device, host=host)
+    _require((there.host_bytes > 0) == (host == "mapped"), f"{there.host_bytes} bytes are mapped")
     kind: NodeType = "item" if isinstance(data, HeteroData) else None
     for key in range(10):
         generator = torch.Generator().manual_seed(key)
