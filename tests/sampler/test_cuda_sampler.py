@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import HeteroData
 
-from pyg_scale.sampler import CudaSampler, NativeSampler, cuda
+from pyg_scale.sampler import CudaSampler, NativeSampler, cuda, device_graph
 from pyg_scale.sampler.device_nodes import NodesByHash
 from tests.nn.on_cuda import on_cuda
 
@@ -83,6 +83,7 @@ def test_a_hop_waits_once_for_all_edge_types(
         return found
 
     monkeypatch.setattr(cuda, "_edges_of_seeds", count_on_the_cpu)
+    monkeypatch.setattr(device_graph, "read_here", lambda *tensors: None)  # there are no streams
     with on_cuda(monkeypatch) as launched:
         found = here.sample(seed, time, 5)
     assert launched.waits == len(hops)
