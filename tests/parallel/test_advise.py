@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -31,6 +32,7 @@ def mesh() -> Data:
 
 def scale_free(nodes: int = 2_000) -> Data:
     torch.manual_seed(0)
+    np.random.seed(0)  # PyG draws with both
     edge_index = to_undirected(barabasi_albert_graph(nodes, 12))
     return Data(x=torch.randn(nodes, 16), edge_index=edge_index)
 
