@@ -136,11 +136,11 @@ def test_the_checks_once_more_with_nvrtc(child, script, expected):
 )
 def test_some_checks_once_more_under_compute_sanitizer(child, script, expected):
     folder = child(script)
-    found = gpu._sanitized("cuda")
+    found = gpu._sanitized("cuda", "ops")
     assert (found.ok, found.detail) == expected
     asked = (folder / "compute-sanitizer.asked").read_text()
     assert f"--report-api-errors=no {folder / 'python'} -m pyg_scale_bench gpu" in asked
-    assert asked.endswith("--check-only --quick --device=cuda\n")
+    assert asked.endswith("--check-only --quick --family=ops --device=cuda\n")
 
 
 def test_what_is_not_done_in_time_ends_with_all_that_it_started(child, monkeypatch):
@@ -148,24 +148,25 @@ def test_what_is_not_done_in_time_ends_with_all_that_it_started(child, monkeypat
     child("echo WRONG  max: no; sleep 100 & sleep 100; wait")
     monkeypatch.setattr(gpu, "_SANITIZER_SECONDS", 0.5)
     monkeypatch.setattr(gpu, "_NVRTC_SECONDS", 0.5)
-    assert gpu._sanitized("cuda")[1:] == (None, "not done after 0.5 s")
-    assert gpu._with_nvrtc("cuda")[1:] == (False, "not done after 0.5 s")
+    assert gpu._sanitized("cuda", "ops")[1:] == (None, "not done after 0.5 s, 0 checks passed")
+    assert gpu._with_nvrtc("cuda")[1:] == (False, "not done after 0.5 s, 0 checks passed")
 
 
 @pytest.mark.parametrize(("ok", "code", "said"), [(None, 0, "not checked"), (False, 1, "WRONG")])
 def test_only_what_is_wrong_is_a_failure(monkeypatch, capsys, ok, code, said):
     monkeypatch.setattr(gpu_check, "checks", lambda *_: {"sum": lambda: ""})
     monkeypatch.setattr(gpu.gpu_loading, "checks", lambda *_: {})
-    monkeypatch.setattr(gpu, "_sanitized", lambda _: gpu_check.Found("memcheck", ok, "no tool"))
+    again = lambda _, family: gpu_check.Found(f"memcheck, {family}", ok, "no tool")  # noqa: E731
+    monkeypatch.setattr(gpu, "_sanitized", again)
     assert main(["gpu", "--device=cpu", "--check-only", "--sanitize"]) == code
     found = capsys.readouterr().out
-    assert f"\n{said}: memcheck: no tool\n" in found
-    assert "checks: 1 of 2 passed" in found
+    assert f"\n{said}: memcheck, ops: no tool\n{said}: memcheck, loading: no tool\n" in found
+    assert "checks: 1 of 3 passed" in found
 
 
 def test_without_compute_sanitizer_nothing_is_wrong(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    assert gpu._sanitized("cuda")[1:] == (None, "compute-sanitizer is not on the PATH")
+    assert gpu._sanitized("cuda", "ops")[1:] == (None, "compute-sanitizer is not on the PATH")
 
 
 def test_graphs_are_smaller_where_memory_is_short(monkeypatch):

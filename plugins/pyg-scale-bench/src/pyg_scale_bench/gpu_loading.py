@@ -54,24 +54,33 @@ _SEEDS: dict[str, Any] = {
 }
 
 
-def checks(device: torch.device) -> Checks:
-    """The checks of loading."""
+def checks(device: torch.device, quick: bool = False) -> Checks:
+    """The checks of loading.
+
+    Args:
+        device: The device to check.
+        quick: If True, draw fewer batches, and have no workers.
+    """
     found: Checks = {}
+    keys = 1 if quick else 10
     for host in ("staged", "mapped") if device.type == "cuda" else ("staged",):
         found[f"rows from the device and {host}"] = partial(_rows, host, device)
     for options in OPTIONS:
-        found[f"draws of the sampler{_named(options)}"] = partial(_draws, options, device)
+        found[f"draws of the sampler{_named(options)}"] = partial(
+            _draws, options, device, keys=keys
+        )
     for options in HETERO_OPTIONS:
         name = f"draws of the sampler, several types{_named(options)}"
-        found[name] = partial(_draws, options, device, of=hetero_graph)
+        found[name] = partial(_draws, options, device, of=hetero_graph, keys=keys)
     for options in ON_HOST:
         name = f"draws of the sampler, graph on the host{_named(options)}"
-        found[name] = partial(_draws, options, device, of=hetero_graph, host="mapped")
+        given: dict[str, Any] = {"of": hetero_graph, "host": "mapped", "keys": keys}
+        found[name] = partial(_draws, options, device, **given)
     found["batches by weight and time"] = partial(_timed, device)
     found["batches around links"] = partial(_links, device)
     found["pointers of a batch that is moved"] = partial(_moved, device)
     for memory in (0, _BUDGET, "16MB"):
-        for workers in (0, 2):
+        for workers in (0,) if quick else (0, 2):
             name = f"batches, device_memory={memory}, num_workers={workers}"
             found[name] = partial(_batches, memory, workers, device)
     return found
@@ -152,6 +161,7 @@ def _draws(
     device: torch.device,
     of: Callable[[], Data | HeteroData] = timed_graph,
     host: str = "auto",
+    keys: int = 10,
 ) -> str:
     data, hops = of(), [7, 5, -1]
     edges = 0
@@ -159,7 +169,7 @@ def _draws(
     there = CudaSampler(data, hops, **options, device=device, host=host)
     _require((there.host_bytes > 0) == (host == "mapped"), f"{there.host_bytes} bytes are mapped")
     kind: NodeType = "item" if isinstance(data, HeteroData) else None
-    for key in range(10):
+    for key in range(keys):
         generator = torch.Generator().manual_seed(key)
         seed: dict[NodeType, Tensor] = {kind: torch.randint(0, 1000, (50,), generator=generator)}
         time: dict[NodeType, Tensor] | None = None
