@@ -12,8 +12,8 @@
 
 #include "buffer.h"
 #include "graph_view.h"
+#include "hop_sources.h"
 #include "pool.h"
-#include "relabel.h"
 #include "source_draws.h"
 #include "vectors.h"
 
@@ -23,51 +23,16 @@ namespace {
 constexpr double kWhole = 2147483648.0;  // 2^31: what the least important source of a node counts
 constexpr int64_t kMostRounds = 100;
 constexpr int64_t kLeastGain = 10000;  // less than one part in so many is no gain
-constexpr int64_t kAhead = 32;         // slots that are asked for before they are read
 
-// The sources of a hop by place, with what is known of each.
+// The sources of a hop, with what is known of each by its place.
 struct Hop {
   const int64_t* counts;
   int64_t num_rows, k;
-  Buffer<uint32_t> place;  // of the source of each edge
-  Buffer<int64_t> source;  // by place
-  Buffer<double> rarity;   // one over the importance, by place
+  HopSources sources;
+  Buffer<double> rarity;   // one over the importance
   Buffer<double> lowered;  // the same after a round
   Buffer<double> parts;    // of the edges of a row
-  RelabelTable table;
 };
-
-template <bool kWide>
-void find_places(Hop& hop, const int64_t* neighbor, int64_t begin, int64_t end) {
-  for (int64_t i = begin; i < std::min(begin + kAhead, end); ++i) {
-    hop.table.prefetch<kWide>(static_cast<uint64_t>(neighbor[i]));
-  }
-  int64_t size = hop.source.size();
-  for (int64_t i = begin; i < end; ++i) {
-    if (i + kAhead < end) hop.table.prefetch<kWide>(static_cast<uint64_t>(neighbor[i + kAhead]));
-    const uint64_t at = hop.table.find_or_insert<kWide>(static_cast<uint64_t>(neighbor[i]),
-                                                        static_cast<uint64_t>(size));
-    hop.source[size] = neighbor[i];
-    size += at == static_cast<uint64_t>(size);
-    hop.place[i] = static_cast<uint32_t>(at);
-  }
-  hop.source.set_size(size);
-}
-
-void number_sources(Hop& hop, const int64_t* neighbor, int64_t total, int64_t num_nodes) {
-  constexpr int64_t kBlock = 4096;  // edges between two looks at how full the table is
-  hop.table.begin(static_cast<uint64_t>(std::max<int64_t>(num_nodes, 1)));
-  hop.place.reserve(total);
-  hop.source.clear();
-  for (int64_t begin = 0; begin < total; begin += kBlock) {
-    const int64_t end = std::min(total, begin + kBlock), most = hop.source.size() + end - begin;
-    check(most < int64_t{1} << 32, "a hop has 2**32 sources or more");
-    hop.source.reserve(most + 1);
-    hop.table.reserve(most);
-    hop.table.wide() ? find_places<true>(hop, neighbor, begin, end)
-                     : find_places<false>(hop, neighbor, begin, end);
-  }
-}
 
 // The largest of `d` numbers, of which vectors may read zeros that follow.
 PYG_SCALE_INLINE double largest_of(const double* x, int64_t d) {
@@ -133,7 +98,7 @@ struct Refine {
   PYG_SCALE_INLINE void operator()(Hop* hop, double* part, bool first) const {
     double* lowered = hop->lowered.data();
     const double* rarity = hop->rarity.data();
-    const uint32_t* place = hop->place.data();
+    const uint32_t* place = hop->sources.place.data();
     const int64_t k = hop->k;
     for (int64_t row = 0; row < hop->num_rows; place += hop->counts[row++]) {
       const int64_t d = hop->counts[row];
@@ -155,7 +120,7 @@ struct Refine {
 
 // Returns how many sources are expected after that, as a number of 2^32.
 int64_t refine(Hop& hop, bool first) {
-  const int64_t n = hop.source.size();
+  const int64_t n = hop.sources.size();
   hop.lowered.reserve(n);
   std::fill_n(hop.lowered.data(), n, INFINITY);
   dispatch(Refine{}, &hop, hop.parts.data(), first);
@@ -172,7 +137,7 @@ struct Take {
   PYG_SCALE_INLINE void operator()(Hop* hop, double* part, Buffer<int64_t>* taken,
                                    Buffer<double>* share) const {
     const double *drawn = hop->lowered.data(), *rarity = hop->rarity.data();
-    const uint32_t* place = hop->place.data();
+    const uint32_t* place = hop->sources.place.data();
     int64_t edge = 0;
     for (int64_t row = 0; row < hop->num_rows; ++row) {
       const int64_t d = hop->counts[row], size = taken->size();
@@ -218,9 +183,9 @@ std::tuple<Tensor, Tensor> labor_take(Tensor counts, Tensor neighbor, int64_t nu
   hop->counts = count;
   hop->num_rows = n;
   hop->k = k;
-  number_sources(*hop, from, total, num_nodes);
+  hop->sources.number(from, total, num_nodes);
   hop->parts.reserve(longest + kLanes<double>);
-  const int64_t num_sources = hop->source.size();
+  const int64_t num_sources = hop->sources.size();
   hop->rarity.reserve(num_sources);
   std::fill_n(hop->rarity.data(), num_sources, 1.0);
   int64_t before = 0;
@@ -235,7 +200,7 @@ std::tuple<Tensor, Tensor> labor_take(Tensor counts, Tensor neighbor, int64_t nu
   Buffer<double>& drawn = hop->lowered;  // the random number of each source
   drawn.reserve(num_sources);
   for (int64_t i = 0; i < num_sources; ++i) {
-    drawn[i] = static_cast<double>(number(hop->source[i]));
+    drawn[i] = static_cast<double>(number(hop->sources.source[i]));
   }
   Buffer<int64_t> taken;
   Buffer<double> share;
@@ -246,8 +211,7 @@ std::tuple<Tensor, Tensor> labor_take(Tensor counts, Tensor neighbor, int64_t nu
   std::copy_n(taken.data(), size, position.mutable_data_ptr<int64_t>());
   std::copy_n(share.data(), size, static_cast<double*>(shares.mutable_data_ptr()));
   constexpr size_t kKeptBytes = size_t{1} << 28;  // a hop of unusual size must not hold its memory
-  const size_t bytes = hop->place.bytes() + hop->source.bytes() + hop->rarity.bytes() +
-                       hop->lowered.bytes() + hop->table.bytes();
+  const size_t bytes = hop->sources.bytes() + hop->rarity.bytes() + hop->lowered.bytes();
   if (bytes <= kKeptBytes) kept = std::move(hop);
   return {position, shares};
 }

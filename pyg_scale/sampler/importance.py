@@ -197,35 +197,6 @@ class ImportanceSampler(NativeSampler):
         return {"edge_weight": weight.to(torch.float32)}
 
 
-def fill(weight: Tensor, group: Tensor, wanted: Tensor, certain: Tensor) -> Tensor:
-    """Shares in proportion to weights, of a given sum in each group, none above ``2**32``.
-
-    Those that would be are ``2**32``, and the others share what is left.
-
-    Args:
-        weight: ``int64`` ``[m]``.
-        group: The group of each, ``int64`` ``[m]``.
-        wanted: The sum of each group, in units of ``2**32``, ``int64`` ``[g]``.
-        certain: Which of them are ``2**32`` whatever their weight, ``bool`` ``[m]``; all of a
-            group or none.
-
-    Returns:
-        ``float64`` ``[m]``; at least 1 where there is a weight, and 0 in groups that want nothing.
-    """
-    nothing, some = (wanted <= 0)[group] & ~certain, ~certain
-    while True:
-        left = torch.zeros_like(wanted).index_add_(0, group, torch.where(certain, 0, weight))
-        rate = (wanted.to(torch.float64) * CERTAIN / left.clamp(min=1).to(torch.float64))[group]
-        scaled = weight.to(torch.float64) * rate
-        more = some & ~certain & (weight > 0) & (scaled >= CERTAIN)
-        if not bool(more.any()):
-            break
-        certain = certain | more
-        wanted = wanted - torch.zeros_like(wanted).index_add_(0, group, more.to(torch.int64))
-    share = torch.where(weight > 0, scaled.ceil().clamp(min=1), 0)
-    return torch.where(nothing, 0.0, torch.where(certain, CERTAIN, share))
-
-
 def degrees_of(graph: Topology, edge_type: EdgeType, node: Tensor) -> Tensor:
     """Numbers of in-edges of nodes, ``int64`` ``[n]``; this process must read all parts."""
     node = node.to(torch.int64)

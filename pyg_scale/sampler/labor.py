@@ -40,11 +40,12 @@ from torch import Tensor
 from pyg_scale.graph.topology import CSC, NodeType
 from pyg_scale.ops.keys import SOURCE, fold, source_number
 from pyg_scale.ops.labor_take import CONVERGED, MOST_ROUNDS, labor_take
+from pyg_scale.ops.layer_take import fill
 from pyg_scale.ops.sample import SourceDraws
 from pyg_scale.sampler.base import Sample, flag
 from pyg_scale.sampler.choose import Ask, Picked
 from pyg_scale.sampler.frontier import Chosen, Frontier
-from pyg_scale.sampler.importance import CERTAIN, WEIGHTS, ImportanceSampler, fill
+from pyg_scale.sampler.importance import CERTAIN, WEIGHTS, ImportanceSampler
 from pyg_scale.sampler.walk_graph import integer
 
 

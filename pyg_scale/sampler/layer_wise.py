@@ -21,9 +21,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from pyg_scale.ops.keys import source_number
+from pyg_scale.ops.layer_take import layer_shares, layer_take, layer_take_by, squares
 from pyg_scale.sampler.choose import Ask, Picked
-from pyg_scale.sampler.importance import CERTAIN, ImportanceSampler, degrees_of, fill
+from pyg_scale.sampler.importance import CERTAIN, ImportanceSampler, degrees_of
 
 _EDGES_AT_ONCE = 1 << 24
 
@@ -53,28 +53,25 @@ class Ladies(ImportanceSampler):
 
     def take(self, ask: Ask, every: Picked) -> Picked:
         """See :meth:`ImportanceSampler.take`."""
-        row = torch.arange(every.counts.numel()).repeat_interleave(every.counts)
-        share = self.shares(ask, row, every)
+        if ask.num_neighbors < 0:
+            share = torch.full(every.edge.shape, CERTAIN, dtype=torch.float64)
+            return self.picked(every, torch.arange(every.edge.numel()), share)
         key = self.source_key(ask.key, ask.hop, ask.edge_type)
-        drawn = source_number(key, every.neighbor).to(torch.float64)
-        taken = (drawn < share).nonzero().view(-1)
-        return self.picked(every, taken, share[taken])
+        return self.picked(every, *self.choose_sources(every, ask.num_neighbors, key))
 
-    def shares(self, ask: Ask, row: Tensor, every: Picked) -> Tensor:
-        """The shares of the sources of edges, as numbers of ``2**32``, ``float64`` ``[m]``.
+    def choose_sources(self, every: Picked, k: int, key: int) -> tuple[Tensor, Tensor]:
+        """The in-edges from the sources of a hop, see :func:`.layer_take`.
 
         Args:
-            ask: The nodes of the hop.
-            row: The place of each edge's destination among them, ``int64`` ``[m]``.
-            every: All in-edges.
+            every: All in-edges of the hop.
+            k: Sources that are expected, at least 0.
+            key: The key of the numbers of sources.
         """
-        if ask.num_neighbors < 0:
-            return torch.full(row.shape, CERTAIN, dtype=torch.float64)
-        source, place = torch.unique(every.neighbor, return_inverse=True)
-        theirs = None if self.weights != "gcn" else self._degrees(every.neighbor)
-        part = squares(self.weights, every.counts[row], theirs)
-        norm = torch.zeros_like(source).index_add_(0, place, part)
-        return layer_shares(norm, ask.num_neighbors)[place]
+        graph = self.topology
+        assert graph is not None
+        theirs = self._degrees(every.neighbor) if self.weights == "gcn" else None
+        num_nodes = graph.num_nodes[None]
+        return layer_take(every.counts, every.neighbor, num_nodes, k, self.weights, key, theirs)
 
     def _degrees(self, node: Tensor) -> Tensor:
         assert self.topology is not None
@@ -107,6 +104,7 @@ class FastGCN(Ladies):
     def _attach(self, data: Any) -> None:
         super()._attach(data)
         self._norm = self.column_norms()
+        self._shares: dict[int, Tensor] = {}  # of all nodes, by how many are expected
 
     def _check_supported(self) -> None:
         super()._check_supported()
@@ -118,11 +116,11 @@ class FastGCN(Ladies):
                 "parts of it; neighbor_sampler='ladies' and 'labor' need only the nodes of a hop"
             )
 
-    def shares(self, ask: Ask, row: Tensor, every: Picked) -> Tensor:
-        """See :meth:`Ladies.shares`."""
-        if ask.num_neighbors < 0:
-            return torch.full(row.shape, CERTAIN, dtype=torch.float64)
-        return layer_shares(self._norm, ask.num_neighbors)[every.neighbor]
+    def choose_sources(self, every: Picked, k: int, key: int) -> tuple[Tensor, Tensor]:
+        """See :meth:`Ladies.choose_sources`."""
+        if k not in self._shares:
+            self._shares[k] = layer_shares(self._norm, k)
+        return layer_take_by(every.neighbor, self._shares[k], key)
 
     def column_norms(self) -> Tensor:
         """The squared norm of each node's column in fixed point, ``int64`` ``[num_nodes]``."""
@@ -139,25 +137,3 @@ class FastGCN(Ladies):
                 theirs = self._degrees(source) if self.weights == "gcn" else None
                 norm.index_add_(0, source, squares(self.weights, degree[row], theirs))
         return norm
-
-
-def squares(weights: str | None, degree: Tensor, theirs: Tensor | None) -> Tensor:
-    """Squared weights of edges in fixed point, ``int64`` ``[m]``, at least 1.
-
-    Args:
-        weights: See :class:`~pyg_scale.sampler.ImportanceSampler`.
-        degree: Degrees of their destinations, ``int64`` ``[m]``.
-        theirs: Degrees of their sources, for ``"gcn"``.
-    """
-    if weights == "sum":
-        return torch.full_like(degree, 1 << 32)
-    other = degree if theirs is None else theirs.clamp(min=1)
-    product = degree.to(torch.float64) * other.to(torch.float64)
-    return (CERTAIN / product).floor().clamp(min=1).to(torch.int64)
-
-
-def layer_shares(norm: Tensor, k: int) -> Tensor:
-    """Shares in proportion to ``norm`` ``int64`` ``[n]``, of sum ``k``, ``float64`` ``[n]``."""
-    one = torch.zeros_like(norm)
-    everything = (norm > 0).sum() <= k
-    return fill(norm, one, torch.tensor([k]), (norm > 0) & everything)

@@ -799,6 +799,20 @@ CALLS: dict[str, Callable[[], Arguments]] = {
         "next_key": 2,
         "renewed": 1 << 31,
     },
+    "layer_take": lambda: {
+        "counts": longs(3, 0, 2, 1),
+        "neighbor": longs(1, 2, 5, 2, 1, 4),
+        "theirs": longs(2, 1, 3, 1, 2, 5),
+        "num_nodes": NODES,
+        "k": 2,
+        "weighting": 3,
+        "key": 1,
+    },
+    "layer_take_by": lambda: {
+        "neighbor": longs(1, 2, 5, 2, 1, 4),
+        "share": torch.full((NODES,), 2.0**31, dtype=torch.float64),
+        "key": 1,
+    },
     "map_rows": lambda: {"x": features(4096), "device": 0},
     "insert_events": lambda: {
         "head": longs(0, 2, 1, 0, 0, 0),

@@ -7,8 +7,8 @@ import torch
 from torch_geometric.data import Data
 
 from pyg_scale.loader import NeighborLoader
+from pyg_scale.ops.layer_take import layer_shares
 from pyg_scale.sampler import FastGCN, Ladies
-from pyg_scale.sampler.layer_wise import layer_shares
 from pyg_scale.sampler.parts import parts_topology
 from pyg_scale.testing import graphs
 from pyg_scale.testing.ask import draw
