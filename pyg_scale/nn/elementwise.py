@@ -23,14 +23,12 @@ from pyg_scale.nn.lifted import EdgeIndices, Lifted, broadcast
 from pyg_scale.ops import fused
 from pyg_scale.ops.edge_formula import (
     DTYPES,
-    EDGE,
-    NEIGHBOR,
-    OWN,
     Formula,
     Reduction,
     reduce_formula,
     why_not_on_cuda,
 )
+from pyg_scale.ops.edge_formula_source import EDGE, NEIGHBOR, OWN
 
 _CONSTANT = 3
 """The end of a tensor that is the same for all edges."""
