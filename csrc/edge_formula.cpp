@@ -552,6 +552,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(pyg_scale, m) {
       "edge_formula(Tensor indptr, Tensor indices, Tensor? edge_id, Tensor[] inputs, int[] ends, "
       "int[] program, Tensor numbers, int width, int[] reduced, int reduce, int[] kept, "
       "int[] kept_width) -> Tensor[]");
+  m.def(  // the same on a device, by a module that is generated: see edge_formula_ops.cpp
+      "edge_formula_compiled(Tensor indptr, Tensor indices, Tensor? edge_id, Tensor[] inputs, "
+      "int[] ends, str module, float[] numbers, int width, int reduced, int[] kept) -> Tensor[]");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(pyg_scale, CPU, m) {

@@ -364,6 +364,8 @@ def test_doctor_prints_without_torch_and_pyg(how, tmp_path):
     ("held", "there", "devices", "switch", "ok", "said", "fix"),
     [
         ("80;90", True, [(9, 0), (8, 0)], "auto", True, "nvcc compiled them for 80;90 and", ""),
+        ("90", False, [(9, 0)], "auto", None, "gather rows, which is slower: there", "pip install"),
+        ("90", True, [(9, 0)], "1", None, "PYG_SCALE_CUDA=1 requires those of nvcc", "Unset it"),
         ("", True, [(9, 0)], "auto", True, "NVRTC 13.0 compiles them at first use (/lib/lib", ""),
         ("90", True, [(9, 0), (8, 0)], "auto", True, "(/lib/libnvrtc.so); nvcc compiled", ""),
         ("", False, [(9, 0)], "auto", None, "cuda:0 take the plain torch path", "pip install nvid"),

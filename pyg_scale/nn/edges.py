@@ -39,6 +39,8 @@ class Edges:
         self.grad_mode = torch.is_grad_enabled()
         self.needed_by = ""
         """The first function that needed rows of features, if any did."""
+        self.not_fused = ""
+        """The reason why steps on single numbers gather rows on this device, if they do."""
         self.gathered = 0
         """The largest number of elements of rows that were gathered."""
         self.widest = 0

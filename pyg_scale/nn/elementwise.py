@@ -23,13 +23,12 @@ from pyg_scale.nn.lifted import EdgeIndices, Lifted, broadcast
 from pyg_scale.ops import fused
 from pyg_scale.ops.edge_formula import (
     DTYPES,
-    EDGE,
-    NEIGHBOR,
-    OWN,
     Formula,
     Reduction,
     reduce_formula,
+    why_not_on_cuda,
 )
+from pyg_scale.ops.edge_formula_source import EDGE, NEIGHBOR, OWN
 
 _CONSTANT = 3
 """The end of a tensor that is the same for all edges."""
@@ -138,6 +137,9 @@ class Elementwise(Lifted):
             return None
         formula = Formula(made.ends)
         slot = found(formula)
+        if not graph.indices.is_cpu and (why := why_not_on_cuda(formula, graph.device)):
+            self.edges.not_fused = why
+            return None
         reduction = Reduction(formula, slot, "sum" if how == "mean" else how, width, factor)
         out = reduce_formula(graph, reduction, made.inputs)
         if how == "mean":
@@ -284,7 +286,7 @@ def elementwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
 
     It is the rule for functions that :mod:`pyg_scale.nn.lifted` has none for.
     """
-    if torch.is_autocast_enabled("cpu"):
+    if torch.is_autocast_enabled(_device_type(args)):
         return None
     if func is torch.cat or func is torch.concat:
         return _cat(*args, **kwargs)
@@ -312,15 +314,25 @@ def stepwise(value: Lifted) -> Elementwise | None:
     return None if tree is None else Elementwise.of(value.edges, value.shape[1:], value, tree)
 
 
+def _device_type(args: tuple[Any, ...]) -> str:
+    """The device of the rows among operands, of which there are some."""
+    operands = args[0] if args and isinstance(args[0], (tuple, list)) else args
+    return next((each.device.type for each in operands if isinstance(each, Lifted)), "cpu")
+
+
 def _usable(value: Any) -> bool:
-    return (
-        isinstance(value, Lifted)
-        and value.dtype in DTYPES
-        and value.device.type == "cpu"
-        and value.dim_of_edges == 0
-        and value.edges.num_edges > 0
-        and not value.is_changed
-    )
+    if (
+        not isinstance(value, Lifted)
+        or value.dtype not in DTYPES
+        or value.dim_of_edges != 0
+        or value.edges.num_edges == 0
+        or value.is_changed
+    ):
+        return False
+    if value.device.type != "cpu" and (why := fused.why_not_generated(value.device)):
+        value.edges.not_fused = why
+        return False
+    return True
 
 
 def _of_one(code: str, x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -411,13 +423,17 @@ def _operand(rows: Lifted, value: Any) -> Node | Leaf | None:
         return _tree(rows.edges, value) if value.dim() == rows.dim() else None
     if not isinstance(value, Tensor) or isinstance(value, EdgeIndices) or value.dtype != rows.dtype:
         return None
-    if value.layout != torch.strided or value.device != rows.device:
+    if value.layout != torch.strided or _is_elsewhere(value, rows):
         return None
     if value.dim() == rows.dim() and value.size(0) == rows.edges.num_edges:
         return Leaf(value, EDGE)
     if value.dim() == rows.dim() and value.size(0) == 1:
         return Leaf(value.squeeze(0), _CONSTANT)
     return Leaf(value, _CONSTANT) if value.dim() < rows.dim() else None
+
+
+def _is_elsewhere(value: Tensor, rows: Lifted) -> bool:
+    return value.device != rows.device
 
 
 # Linear maps ##############################################################################

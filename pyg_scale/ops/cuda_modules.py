@@ -4,7 +4,8 @@ The compiled library launches both through the CUDA driver (``csrc/cuda/driver.c
 kernels is compiled for one type of features when it is first needed, in about a second, and kept in
 the user's cache for all processes and runs. ``PYG_SCALE_CUDA`` is ``auto`` (the default: nvcc's if
 the library has them for the device, else NVRTC's), ``nvrtc`` (NVRTC's), ``1`` (nvcc's or none) or
-``0`` (none: CUDA tensors take the plain-torch path).
+``0`` (none: CUDA tensors take the plain-torch path). Sources that are generated while a program
+runs (:func:`keep_source`) are always NVRTC's.
 """
 
 from __future__ import annotations
@@ -41,6 +42,10 @@ LOCK_SECONDS = 300.0
 """Seconds to wait for another process that compiles the same file, which takes seconds."""
 
 _log = logging.getLogger("pyg_scale")
+OF_GENERATED = ("--fmad=false",)
+"""Options of generated sources, whose numbers have the same bits in every kernel that computes
+them."""
+_generated: dict[str, str] = {}
 _MAGIC = b"pyg_scale module 1\n"
 _KEEP_SECONDS = 30 * 24 * 3600
 _PROBE = "first_places"  # a small file
@@ -97,11 +102,42 @@ def way(library: Path, capability: int) -> tuple[str, str]:
     return NVRTC, ""
 
 
+def way_of_generated(capability: int) -> tuple[str, str]:
+    """The same as :func:`way` for sources that are generated: :data:`NVRTC` or none.
+
+    Args:
+        capability: Compute capability of the device, ``90`` for 9.0.
+
+    Raises:
+        ValueError: If ``PYG_SCALE_CUDA`` is invalid.
+    """
+    switch = nvcc.switch()
+    if switch in ("0", "1"):
+        only = "forbids kernels for CUDA" if switch == "0" else "requires those of nvcc"
+        return "", f"PYG_SCALE_CUDA={switch} {only}. Unset it"
+    try:
+        compiler = nvrtc.find()
+        if compiler is None:
+            return "", f"there is no NVRTC to compile kernels for CUDA. Run: {nvrtc.FIX}"
+        compiler.target(capability)
+    except KernelsError as error:
+        return "", str(error)
+    return NVRTC, ""
+
+
 def why_not(library: Path, capability: int) -> str:
     """The reason why a device gets no kernels, and the remedy; else empty. Tries NVRTC once."""
     found, reason = way(library, capability)
-    if found != NVRTC:
-        return reason
+    return _why_not_compiled(capability) if found == NVRTC else reason
+
+
+def why_not_generated(capability: int) -> str:
+    """The same as :func:`why_not` for sources that are generated."""
+    found, reason = way_of_generated(capability)
+    return _why_not_compiled(capability) if found else reason
+
+
+def _why_not_compiled(capability: int) -> str:
     try:
         module(_PROBE, "", capability)
     except (KernelsError, OSError) as error:
@@ -135,7 +171,10 @@ def answer_for(path: Path) -> None:
 
     def asked(file: bytes, kind: bytes, capability: int, answer: int) -> int:
         try:
-            found, reason = way(path, capability)
+            if file.decode() in _generated:
+                found, reason = way_of_generated(capability)
+            else:
+                found, reason = way(path, capability)
             if found == NVCC:
                 return _HELD
             code = _MODULE if found else _ERROR
@@ -153,14 +192,25 @@ def answer_for(path: Path) -> None:
 # Compiling ################################################################################
 
 
+def keep_source(name: str, text: str) -> None:
+    """Keep a generated source, of which a module is compiled when its kernel is launched.
+
+    Args:
+        name: Of the module, in place of that of a file; no other text may have it.
+        text: The source, see :mod:`pyg_scale.ops.edge_formula_source`.
+    """
+    _generated[name] = text
+
+
 def module(file: str, kind: str, capability: int) -> bytes:
     """The module of a file of kernels for a device: from the cache, or compiled and put there.
 
     One process of a machine compiles, the others wait for it.
 
     Args:
-        file: Name of the file, ``"sum"`` for ``csrc/cuda/sum.cu``.
-        kind: The type of features, as ``csrc/cuda/launch.h`` names it; empty if there is none.
+        file: Name of the file, ``"sum"`` for ``csrc/cuda/sum.cu``, or of a generated source.
+        kind: The type of features, as ``csrc/cuda/launch.h`` names it; empty if there is none. Of a
+            generated source: the bytes of a load.
         capability: Compute capability, ``90`` for 9.0.
 
     Raises:
@@ -172,16 +222,21 @@ def module(file: str, kind: str, capability: int) -> bytes:
         raise KernelsError(f"there is no NVRTC to compile kernels for CUDA. Run: {nvrtc.FIX}")
     target = compiler.target(capability)
     options = [f"--gpu-architecture={target}", *OPTIONS]
-    options += [f"-DPYG_SCALE_TYPE={kind}"] if kind else []
     headers, digest = _sources()
-    identity = "\0".join([digest, str(compiler.version), *options])
+    text = _generated.get(file)
+    if text is None:
+        text, options = headers[f"{file}.cu"], options + [f"-DPYG_SCALE_TYPE={kind}"] * bool(kind)
+        identity = "\0".join([digest, str(compiler.version), *options])
+    else:
+        options += [*OF_GENERATED, f"-DPYG_SCALE_BYTES={kind}"]
+        identity = "\0".join([digest, str(compiler.version), *options, text])
     name = "-".join(filter(None, (file, kind, target)))
     place = cache_dir() / "cuda" / f"{name}-{hashlib.sha256(identity.encode()).hexdigest()[:24]}"
 
     def compiled() -> bytes:
         _say(compiler, target)
         start = time.perf_counter()
-        made = compiler.compile(f"{file}.cu", headers[f"{file}.cu"], headers, options)
+        made = compiler.compile(f"{file}.cu", text, headers, options)
         _log.info("%s compiled %s in %.1f s", compiler, name, time.perf_counter() - start)
         return made
 

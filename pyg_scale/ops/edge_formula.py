@@ -4,7 +4,8 @@ A message such as ``relu(x_j + e)`` or ``sigmoid(k_i + q_j) * v_j`` computes eac
 numbers at the same place of its inputs. PyG makes a tensor ``[num_edges, channels]`` in every step.
 Here a compiled op runs all steps on a row or some, which stay in the first cache, and reduces the
 result at once. The formula is a list of instructions that the op interprets, as numexpr does, so
-nothing is compiled at run time.
+nothing is compiled at run time. On a CUDA device steps are expressions of registers: a kernel is
+generated of every formula (:mod:`pyg_scale.ops.edge_formula_source`), and NVRTC compiles it once.
 
 A gradient is a formula too. :func:`reduce_formula` derives it instruction by instruction, and runs
 it twice: by destination, for inputs of destinations and of edges, and by source, for those of
@@ -19,12 +20,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_scale.ops import fused
+from pyg_scale.ops import cuda_modules, fused, library
 from pyg_scale.ops.adjacency import Adjacency, rows_of
 from pyg_scale.ops.aggregate_rules import differentiable
-
-NEIGHBOR, OWN, EDGE = 0, 1, 2
-"""The row that an edge reads of an input: that of its source, of its destination, or its own."""
+from pyg_scale.ops.edge_formula_source import (
+    EDGE,
+    MOST_INPUTS,
+    MOST_NUMBERS,
+    MOST_OUTS,
+    NEIGHBOR,
+    OWN,
+    Shape,
+    Source,
+    source_of,
+)
 
 CODES = (
     *("add", "sub", "mul", "div", "max", "min", "equal", "gate"),
@@ -173,8 +182,8 @@ def run_formula(
     Args:
         graph: The edges.
         formula: The formula.
-        inputs: A matrix for each of its inputs, ``float32`` or ``float64``, on the CPU. Its columns
-            divide ``width``: each is that of as many places of a row.
+        inputs: A matrix for each of its inputs, ``float32`` or ``float64``. Its columns divide
+            ``width``: each is that of as many places of a row.
         width: Number of places of a row.
         reduced: The slots to reduce.
         reduce: ``"sum"``, ``"max"`` or ``"min"``; of no edges: 0.
@@ -187,6 +196,20 @@ def run_formula(
     """
     if not fused.usable(graph.indices):
         return run_formula_plain(graph, formula, inputs, width, reduced, reduce, kept)
+    run = _run_interpreted if inputs[0].device.type == "cpu" else _run_generated
+    return run(graph, formula, inputs, width, reduced, reduce, kept)
+
+
+def _run_interpreted(
+    graph: Adjacency,
+    formula: Formula,
+    inputs: Sequence[Tensor],
+    width: int,
+    reduced: Sequence[int],
+    reduce: str,
+    kept: Sequence[tuple[int, int]],
+) -> list[Tensor]:
+    """:func:`run_formula` by the op for the CPU."""
     used, program, numbers, place = _program(formula, [*reduced, *(slot for slot, _ in kept)])
     out: list[Tensor] = torch.ops.pyg_scale.edge_formula(
         graph.indptr,
@@ -203,6 +226,83 @@ def run_formula(
         [columns for _, columns in kept],
     )
     return out
+
+
+MOST_OF_CALL = 12, 30
+"""Inputs and steps of a formula that runs on a CUDA device, as do its gradients: these have three
+inputs more, and at most two numbers for every step."""
+
+
+def why_not_on_cuda(formula: Formula, device: torch.device) -> str:
+    """The reason why a formula does not run on a device other than the CPU; else empty."""
+    inputs, steps = MOST_OF_CALL
+    if len(formula.ends) > inputs or len(formula.steps) > steps:
+        return (
+            f"{len(formula.steps)} steps on {len(formula.ends)} inputs, where a kernel takes "
+            f"{steps} on {inputs}"
+        )
+    return fused.why_not_generated(device)
+
+
+def _run_generated(
+    graph: Adjacency,
+    formula: Formula,
+    inputs: Sequence[Tensor],
+    width: int,
+    reduced: Sequence[int],
+    reduce: str,
+    kept: Sequence[tuple[int, int]],
+) -> list[Tensor]:
+    """:func:`run_formula` by a kernel that is generated."""
+    shape = _shape(formula, inputs, width, reduced, reduce, kept)
+    source = source_of(shape)
+    reason = _too_large(source, shape) or fused.why_not_generated(inputs[0].device)
+    if reason:
+        library.warn_plain_path("edge_formula", reason)
+        return run_formula_plain(graph, formula, inputs, width, reduced, reduce, kept)
+    cuda_modules.keep_source(source.name, source.text)
+    out: list[Tensor] = torch.ops.pyg_scale.edge_formula_compiled(
+        graph.indptr,
+        graph.indices,
+        graph.edge_id,
+        [inputs[k] for k in source.used],
+        [formula.ends[k] for k in source.used],
+        source.name,
+        [formula.steps[k].number for k in source.numbered],
+        width,
+        len(reduced),
+        [columns for _, columns in kept],
+    )
+    return out
+
+
+def _shape(
+    formula: Formula,
+    inputs: Sequence[Tensor],
+    width: int,
+    reduced: Sequence[int],
+    reduce: str,
+    kept: Sequence[tuple[int, int]],
+) -> Shape:
+    kind = "float" if inputs[0].dtype is torch.float32 else "double"
+    return Shape(
+        kind,
+        formula.ends,
+        tuple(x.size(1) for x in inputs),
+        tuple(step[:3] for step in formula.steps),
+        width,
+        tuple(reduced),
+        REDUCTIONS.index(reduce),
+        tuple(kept),
+    )
+
+
+def _too_large(source: Source, shape: Shape) -> str:
+    sizes = len(source.used), len(source.numbered), len(shape.reduced), len(shape.kept)
+    most = MOST_INPUTS, MOST_NUMBERS, MOST_OUTS, MOST_OUTS
+    if all(size <= limit for size, limit in zip(sizes, most, strict=True)):
+        return ""
+    return "a formula has more inputs, numbers or results than a kernel takes"
 
 
 def _program(
@@ -256,7 +356,8 @@ def run_formula_plain(
     It can be differentiated any number of times.
     """
     size = graph.num_edges
-    ids = torch.arange(size) if graph.edge_id is None else graph.edge_id
+    device = graph.indices.device
+    ids = torch.arange(size, device=device) if graph.edge_id is None else graph.edge_id
     dst = rows_of(graph.indptr, size)
     rows = {NEIGHBOR: graph.indices, OWN: dst, EDGE: ids}
     slots: list[Tensor] = []

@@ -43,6 +43,15 @@ def why_not(device: torch.device) -> str:
     return ""
 
 
+def why_not_generated(device: torch.device) -> str:
+    """The reason why a device runs no kernels of generated sources, and the remedy; else empty."""
+    if device.type != "cuda":
+        return f"there are none for device {device.type}"
+    if not library.compiled():
+        return str(library.status()["reason"])
+    return _missing_generated(device.index or 0)
+
+
 def load() -> None:
     """Load and register the compiled ops, for example before loading an exported program.
 
@@ -137,3 +146,10 @@ def _missing(device: int) -> str:
     """The reason why there are no kernels for a device, and the remedy; empty if there are."""
     major, minor = torch.cuda.get_device_capability(device)
     return library.why_not_on_cuda(10 * major + minor)
+
+
+@functools.cache
+def _missing_generated(device: int) -> str:
+    """The same as :func:`_missing` for kernels of generated sources."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return library.why_not_generated_on_cuda(10 * major + minor)

@@ -183,6 +183,20 @@ def why_not_on_cuda(capability: int) -> str:
     return cuda_modules.why_not(_library.path, capability)
 
 
+def why_not_generated_on_cuda(capability: int) -> str:
+    """The same as :func:`why_not_on_cuda` for kernels of sources that are generated.
+
+    Args:
+        capability: Compute capability of the device, ``90`` for 9.0.
+
+    Raises:
+        ValueError: If ``PYG_SCALE_CUDA`` is invalid.
+    """
+    if not _library.loaded or _library.path is None:
+        return f"{_library.reason}. Run: {_command()}"
+    return cuda_modules.why_not_generated(capability)
+
+
 def warn_plain_path(what: str, reason: str = "") -> None:
     """Warn once per process that something takes the plain-torch path, and name the remedy.
 

@@ -15,7 +15,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pyg_scale.ops import aggregate_rules, fused
+from pyg_scale.nn import elementwise
+from pyg_scale.ops import aggregate_rules, edge_formula, fused
 from tests.ops import emulated
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -91,6 +92,10 @@ def on_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     with monkeypatch.context() as patch, contextlib.ExitStack() as stack:
         stack.enter_context(emulated.instead_of())
         patch.setattr(fused, "_on_cuda", lambda device: True)
+        # Rules of rows of edges run without the mode that lets tensors pretend.
+        patch.setattr(elementwise, "_is_elsewhere", lambda value, rows: False)
+        patch.setattr(edge_formula, "_run_interpreted", edge_formula._run_generated)
+        patch.setattr(fused, "why_not_generated", lambda device: "")
         on_device = {"csr_transpose": aggregate_rules._transpose_on_cuda}
         stack.enter_context(emulated.overridden(on_device))
         launches = Launches()

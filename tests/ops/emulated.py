@@ -13,6 +13,7 @@ import functools
 import hashlib
 import os
 import subprocess
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +24,7 @@ import pytest
 import torch
 
 from pyg_scale.ops import build as building
-from pyg_scale.ops import library, sources
+from pyg_scale.ops import cuda_modules, library, sources
 
 FLAGS = (
     *("-std=c++20", "-O1", "-g1", "-fPIC", "-fvisibility=hidden", "-pthread", "-ffp-contract=off"),
@@ -128,11 +129,50 @@ def load() -> tuple[str, ...]:
         pytest.skip("the kernels are not compiled")
     source = sources.source_dir()
     files = [*LAUNCHING, *(file.relative_to(source) for file in source.glob("cuda/*.cu"))]
-    path = _with_torch([*compile_objects([source / name for name in files]), *_bindings()])
+    emulator, *files = files
+    objects = compile_objects([source / emulator], FLAGS, "-fvisibility=default")
+    objects += compile_objects([source / name for name in files])
+    path = _with_torch([*objects, *_bindings()])
     names = define()
     torch.ops.load_library(path)
-    _counts.append(ctypes.CDLL(str(path)).pyg_scale_emulator_counts)
+    loaded = ctypes.CDLL(str(path))
+    _counts.append(loaded.pyg_scale_emulator_counts)
+    _serve_generated(path, loaded)
     return names
+
+
+def _serve_generated(path: Path, loaded: ctypes.CDLL) -> None:
+    """Compile the generated sources that a library asks for, and link them with its emulator."""
+    loaded.pyg_scale_cuda_answer.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t)
+
+    def asked(file: bytes, kind: bytes, capability: int, answer: int) -> int:
+        code, said = 1, b"emulated\0"
+        try:
+            if file.decode() in cuda_modules._generated:
+                _load_generated(path, file.decode(), kind.decode())
+        except BaseException as error:
+            code, said = 2, f"{type(error).__name__}: {error}".encode()
+        loaded.pyg_scale_cuda_answer(answer, said, len(said))
+        return code
+
+    callback = cuda_modules._CALLBACK(asked)
+    loaded.pyg_scale_cuda_compile_with(callback)
+    _kept.append(callback)
+
+
+def _load_generated(emulator: Path, name: str, kind: str) -> None:
+    folder = sources.source_dir() / "cuda"
+    headers = hashlib.sha256((folder.parent / "emulator" / "emulator.h").read_bytes()).hexdigest()
+    more = (f"-I{folder}", f"-DPYG_SCALE_BYTES={kind}")
+    # The headers, for the key of the object.
+    more += (f"-DPYG_SCALE_HEADERS={headers[:12]}{cuda_modules._sources()[1]}",)
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch) / f"{name}.cu"
+        file.write_text(cuda_modules._generated[name])
+        made = link(
+            [*compile_objects([file], FLAGS, *more)], "-shared", str(emulator), suffix=".so"
+        )
+    ctypes.CDLL(str(made))
 
 
 def counts() -> tuple[int, int, int]:
@@ -181,7 +221,7 @@ def _with_torch(objects: Sequence[Path]) -> Path:
     return link(sorted(objects), "-shared", *libraries, suffix=".so")
 
 
-_kept: list[torch.library.Library] = []
+_kept: list[Any] = []
 _counts: list[Callable[..., None]] = []
 
 

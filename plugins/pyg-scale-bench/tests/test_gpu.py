@@ -49,14 +49,14 @@ def test_every_check_passes_in_the_emulator(monkeypatch):
     with emulated.instead_of():
         found = every(gpu_check.checks(CPU))
     assert [check.name for check in found if not check.ok] == [], found
-    assert len(found) == 7 * 3 + len(gpu_check.LAYERS) + 2
+    assert len(found) == 7 * 3 + len(gpu_check.LAYERS) + len(gpu_check.STEPPED) + 3
 
 
 def test_quick_checks_are_fewer(monkeypatch):
     monkeypatch.setattr(gpu_check, "hostile", small)
     found = every(gpu_check.checks(CPU, quick=True))
     assert [check.name for check in found if not check.ok] == [], found
-    assert len(found) == 7 * 2 + len(gpu_check.LAYERS) + 2
+    assert len(found) == 7 * 2 + len(gpu_check.LAYERS) + len(gpu_check.STEPPED) + 3
 
 
 def test_what_is_wrong_is_found(monkeypatch):
@@ -65,7 +65,7 @@ def test_what_is_wrong_is_found(monkeypatch):
     monkeypatch.setattr(gpu_check, "WIDTHS", ((2, 4),))
     monkeypatch.setattr(gpu_check, "run", lambda op, *args, **o: right(op, *args, **o) * 1.1)
     found = every(gpu_check.checks(CPU))
-    assert [check.ok for check in found] == [False] * 21 + [True] * 6
+    assert [check.ok for check in found] == [False] * 21 + [True] * 12
     assert "the result differs by 1.0e-01 with 2 heads of 4 channels" in found[0].detail
 
 

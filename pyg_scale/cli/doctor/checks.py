@@ -62,7 +62,7 @@ def kernels() -> Check:
 def cuda_kernels() -> Check:
     """Report the path that ops on CUDA tensors take, without compiling anything."""
     from pyg_scale.errors import KernelsError
-    from pyg_scale.ops import library, nvrtc
+    from pyg_scale.ops import cuda_modules, library, nvrtc
 
     status = library.status()
     if not status["loaded"]:
@@ -89,6 +89,12 @@ def cuda_kernels() -> Check:
             slow = f"ops on {which} take the plain torch path, which is slower: {what}"
             return Check(None, slow, fix.removeprefix("Run: "))
     used = "; ".join(texts[way] for way in sorted({way for way, _ in ways}))
+    for capability in {10 * a + b for a, b in capabilities}:
+        reason = cuda_modules.way_of_generated(capability)[1]
+        if reason:
+            what, _, fix = reason.partition(". ")
+            rows = f"{used}; messages of steps on numbers gather rows, which is slower: {what}"
+            return Check(None, rows, fix.removeprefix("Run: "))
     return Check(True, f"{used}; {count or 'no'} device(s)")
 
 

@@ -290,8 +290,13 @@ def _propagate(layer: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) 
     else:
         out = compute(edges, message, given)
         if edges.needed_by and 2 * edges.gathered > edges.widest:  # not for a number per head
-            record(layer, reason or f"rows of features gathered for {edges.needed_by}")
+            record(layer, reason or _gathered(edges))
     return layer.update(out, **collect("update", found))
+
+
+def _gathered(edges: Edges) -> str:
+    why = f": {edges.not_fused}" if edges.not_fused else ""
+    return f"rows of features gathered for {edges.needed_by}{why}"
 
 
 def _is_by_destination(layer: Any) -> bool:

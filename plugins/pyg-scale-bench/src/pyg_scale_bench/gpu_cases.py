@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -27,6 +28,10 @@ REPLAYED = "replayed"
 ODD_WIDTHS = (47, 602)
 FRESH: dict[str, dict[str, Any]] = {"SAGEConv": {}, "GCNConv": {}, "GATConv": {"heads": 4}}
 """Layers that are measured on blocks that they see for the first time."""
+
+
+STEPPED = ("gine, both", "gine with gradients of edges, both", "resgated, both")
+"""Layers whose messages are steps on single numbers, forward and backward."""
 
 
 class Sizes(NamedTuple):
@@ -75,6 +80,8 @@ GATES = (
     Gate("GAT without a tensor of edges by channels", ("gat, both", OURS), ("", ""), 1, "memory"),
     Gate("sum with hubs", ("sum with hubs", OURS), ("sum with hubs", CONTROL), 1.25, "slower"),
     Gate("GAT with hubs", ("gat with hubs", OURS), ("gat with hubs", CONTROL), 1.25, "slower"),
+    Gate("GINE 2.5 times PyG", ("gine, both", OURS), ("gine, both", PYG), 2.5),
+    Gate("ResGated 2.5 times PyG", ("resgated, both", OURS), ("resgated, both", PYG), 2.5),
     Gate("sum on a block 2 times PyG", ("sum on a block", OURS), ("sum on a block", PYG), 2),
     *(
         Gate(f"{name} not slower", (f"{name}, fresh", OURS), (f"{name}, fresh", PYG), 1)
@@ -113,6 +120,8 @@ def groups(sizes: Sizes, device: torch.device) -> dict[str, Callable[[], list[Ca
         found[f"{op}, both"] = partial(_on, middle, f"{op}, both", op, sizes)
     for op in ("sum", "gat"):
         found[f"{op} with hubs"] = partial(_with_hubs, op, sizes, device)
+    for name in STEPPED:
+        found[name] = partial(_stepped, name, sizes, device)
     found["gat, one narrow head"] = lambda: _narrow_head(middle(), sizes)
     found["sum on a block"] = partial(_on, block, "sum on a block", "sum", sizes)
     for name in FRESH:
@@ -209,6 +218,33 @@ def _with_gradients(name: str, op: str, graph: Graph, sizes: Sizes) -> list[Case
         Case(side=side, about=about, step=once(compared.sides[side], compared.inputs, []))
         for side in (OURS, PYG)
     ]
+
+
+def _stepped(name: str, sizes: Sizes, device: torch.device) -> list[Case]:
+    """A layer of PyG as accelerated, and as it is; edge features are as wide as those of nodes."""
+    graph = power_law("small", *sizes.small, device)
+    edges, channels = graph.adjacency, sizes.channels
+    ends = torch.stack([edges.indices, rows_of(edges.indptr, edges.num_edges)])
+    inputs = [torch.randn(graph.num_src, channels, device=device)]
+    data: list[Tensor] = []
+    if name.startswith("gine"):
+        layer: Any = torch_geometric.nn.GINEConv(torch.nn.Identity())
+        attributes = torch.randn(edges.num_edges, channels, device=device)
+        (inputs if "gradients" in name else data).append(attributes)
+    else:
+        layer = torch_geometric.nn.ResGatedGraphConv(channels, channels)
+    ours, gradient = copy.deepcopy(layer).to(device), list[Tensor]()
+    pyg_scale.nn.accelerate(ours, min_work=0)
+    cases = []
+    for side, module in ((OURS, ours), (PYG, layer.to(device))):
+        run = partial(_call, module, ends, data)
+        about = {"graph": "small", "name": name}
+        cases.append(Case(side=side, about=about, step=once(run, inputs, gradient)))
+    return cases
+
+
+def _call(layer: torch.nn.Module, ends: Tensor, data: list[Tensor], *inputs: Tensor) -> Any:
+    return layer(inputs[0], ends, *inputs[1:], *data)
 
 
 def _with_hubs(op: str, sizes: Sizes, device: torch.device) -> list[Case]:

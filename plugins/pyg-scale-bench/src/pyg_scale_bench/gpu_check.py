@@ -12,13 +12,16 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+import torch_geometric.nn
 from torch import Tensor
 
 from pyg_scale import nn
-from pyg_scale.ops import attention_plain
-from pyg_scale.ops.adjacency import Adjacency, grouped_plain
+from pyg_scale.ops import attention_plain, fused
+from pyg_scale.ops.adjacency import Adjacency, grouped_plain, rows_of
 from pyg_scale.ops.aggregate import REDUCTIONS, aggregate, aggregate_plain
 from pyg_scale.ops.attention import dot_product_attention, gat_attention, gatv2_attention
+from pyg_scale.ops.edge_formula import Formula, Reduction, reduce_formula
+from pyg_scale.ops.edge_formula_source import EDGE, NEIGHBOR, OWN
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 """The largest relative difference from ``float64``, in the Euclidean norm."""
@@ -39,6 +42,18 @@ LAYERS: dict[str, dict[str, Any]] = {
     "GraphConv": {},
 }
 """Layers whose path from an edge list is checked too, with functions that make them."""
+
+STEPPED: dict[str, tuple[dict[str, Any], int]] = {
+    "GINEConv": ({"nn": torch.nn.Identity()}, 16),
+    "ResGatedGraphConv": ({"in_channels": 16, "out_channels": 8}, 0),
+    "GENConv": ({"in_channels": 16, "out_channels": 8, "learn_t": True}, 0),
+    "FiLMConv": ({"in_channels": 16, "out_channels": 8}, 0),
+    "CGConv": ({"channels": 16, "dim": 3}, 3),
+}
+"""Layers of PyG whose messages are steps on single numbers: their options, and edge features."""
+
+FORMULA_WIDTHS = (17, 64, 260)
+"""Numbers of columns: of loads of a number, of wide ones, and of more than lanes of a warp have."""
 
 
 class Found(NamedTuple):
@@ -72,6 +87,8 @@ def checks(device: torch.device, quick: bool = False) -> Checks:
             found[name] = partial(_op, op, dtype, widths, device)
     found["edges grouped by both ends"] = partial(_grouped, device)
     found |= {name: partial(_layer, name, device) for name in LAYERS}
+    found["formulas"] = partial(_formulas, FORMULA_WIDTHS[: 1 if quick else None], device)
+    found |= {name: partial(_stepped, name, device) for name in STEPPED}
     found["the same bits every time"] = partial(_bits, device)
     if device.type == "cuda":
         found["another stream"] = partial(_stream, device)
@@ -200,17 +217,100 @@ def _layer(name: str, device: torch.device) -> str:
     layer.min_work = 0  # checks the fused path on a graph of any size
     x = torch.randn(300, 16, generator=generator, dtype=torch.float64)
     edge_index = torch.randint(300, (2, 5000), generator=generator)
+    return _same_as_on_cpu(layer, [x], edge_index, device)
+
+
+def _same_as_on_cpu(
+    layer: torch.nn.Module, features: list[Tensor], edge_index: Tensor, device: torch.device
+) -> str:
     seen = []
     for place in (torch.device("cpu"), device):
         layer = layer.to(place)
-        given = x.to(place).requires_grad_()
-        out = layer(given, edge_index.to(place))
-        seen.append((out, *torch.autograd.grad(out.square().sum(), [given, *layer.parameters()])))
+        given = [each.to(place).requires_grad_() for each in features]
+        out = layer(given[0], edge_index.to(place), *given[1:])
+        wanted = [*given, *layer.parameters()]
+        seen.append((out, *torch.autograd.grad(out.square().sum(), wanted)))
     if found := nn.fallbacks(layer):
         raise AssertionError(f"took PyG's path: {found}")
     for a, b in zip(*seen):
         torch.testing.assert_close(b.detach().cpu(), a.detach(), rtol=1e-8, atol=1e-9)
     return "fused; the same as on the CPU"
+
+
+def _formula(graph: Adjacency, width: int, dtype: torch.dtype) -> tuple[Formula, int, list[Tensor]]:
+    """``sigmoid(k_i + q_j) * v_j * w``, and its inputs."""
+    formula = Formula([OWN, NEIGHBOR, NEIGHBOR, EDGE])
+    gate = formula.add("sigmoid", formula.add("add", 0, 1))
+    slot = formula.add("mul", formula.add("mul", gate, 2), 3)
+    generator = torch.Generator().manual_seed(width)
+    sizes = (graph.num_dst, width), (graph.num_src, width), (graph.num_src, width)
+    made = [torch.randn(size, generator=generator) for size in (*sizes, (graph.num_edges, 1))]
+    given = [each.to(graph.device, dtype).requires_grad_() for each in made]
+    return formula, slot, given
+
+
+def _formula_exactly(graph: Adjacency, given: list[Tensor], how: str) -> Tensor:
+    """The same in plain torch and ``float64``, with a row for every edge."""
+    k, q, v, w = (each.double() for each in given)
+    row, source = rows_of(graph.indptr, graph.num_edges), graph.indices.long()
+    assert graph.edge_id is not None
+    ids = graph.edge_id.long()
+    rows = torch.sigmoid(k[row] + q[source]) * v[source] * w[ids]
+    at, out = row.view(-1, 1).expand_as(rows), k.new_zeros(graph.num_dst, k.size(1))
+    if how == "softmax":
+        most = out.scatter_reduce(0, at, rows.detach(), "amax", include_self=False)
+        weight = (rows - most[row]).exp()
+        total = out.index_add(0, row, weight).clamp(min=1e-16)
+        return out.index_add(0, row, weight * rows) / total
+    if how == "max":
+        return out.scatter_reduce(0, at, rows, "amax", include_self=False)
+    return out.index_add(0, row, rows)
+
+
+def _formulas(widths: tuple[int, ...], device: torch.device) -> str:
+    _need_formulas(device)
+    worst = 0.0
+    for number, width in enumerate(widths):
+        graph = hostile(device, torch.int32 if number % 2 else torch.int64)
+        # The largest of numbers that float32 rounds to one may be that of another edge.
+        for how, dtype in (
+            ("sum", torch.float32),
+            ("softmax", torch.float32),
+            ("max", torch.float64),
+        ):
+            formula, slot, given = _formula(graph, width, dtype)
+            found = reduce_formula(graph, Reduction(formula, slot, how, width), given)
+            wanted = _formula_exactly(graph, given, how)
+            gradient = torch.linspace(-1, 1, wanted.numel(), device=device).view_as(wanted)
+            ours = torch.autograd.grad(found, given, gradient.to(dtype))
+            theirs = torch.autograd.grad(wanted, given, gradient.double())
+            for what, (a, b) in enumerate(zip((found.detach(), *ours), (wanted.detach(), *theirs))):
+                error = float((a.double() - b).norm() / b.double().norm().clamp(min=1e-30))
+                limit = 1e-11 if dtype == torch.float64 else TOLERANCE[dtype]
+                if not error <= limit:
+                    which = "the result" if what == 0 else f"gradient {what}"
+                    raise AssertionError(f"{which} of {how} differs by {error:.1e} at {width}")
+                worst = max(worst, error)
+    return f"largest relative difference {worst:.1e}"
+
+
+def _need_formulas(device: torch.device) -> None:
+    if device.type != "cpu" and (reason := fused.why_not_generated(device)):
+        raise CannotRunError(reason)
+
+
+def _stepped(name: str, device: torch.device) -> str:
+    _need_formulas(device)
+    options, columns = STEPPED[name]
+    generator = torch.Generator().manual_seed(2)
+    torch.manual_seed(2)
+    layer = getattr(torch_geometric.nn, name)(**options).double()
+    nn.accelerate(layer, min_work=0)
+    x = torch.randn(300, 16, generator=generator, dtype=torch.float64)
+    edge_index = torch.randint(300, (2, 5000), generator=generator)
+    edge_index[1, :2000] = 7  # a hub
+    more = [torch.randn(5000, columns, generator=generator, dtype=torch.float64)]
+    return _same_as_on_cpu(layer, [x, *more[: columns > 0]], edge_index, device)
 
 
 def _bits(device: torch.device) -> str:
@@ -226,6 +326,15 @@ def _bits(device: torch.device) -> str:
                 if not torch.equal(a, b):
                     raise AssertionError(f"{op} has other bits in another run")
         number += len(seen)
+    if device.type == "cpu" or not fused.why_not_generated(device):
+        formula, slot, features = _formula(graph, 20, torch.float32)
+        runs = []
+        for _ in range(5):
+            out = reduce_formula(graph, Reduction(formula, slot, "softmax", 20), features)
+            runs.append((out, *torch.autograd.grad(out, features, torch.ones_like(out))))
+        if not all(torch.equal(a, b) for other in runs[1:] for a, b in zip(runs[0], other)):
+            raise AssertionError("a formula has other bits in another run")
+        number += len(runs)
     return f"{number} runs"
 
 
@@ -260,4 +369,19 @@ def _graph(device: torch.device) -> str:
             torch.cuda.synchronize(device)
             if not torch.equal(found, run(op, graph, given)):
                 raise AssertionError(f"{op} replayed differs from {op}")
-    return "sum, max and gat replay"
+    if fused.why_not_generated(device):
+        return "sum, max and gat replay"
+    formula, slot, features = _formula(graph, 20, torch.float32)
+    reduction = Reduction(formula, slot, "sum", 20)
+    with torch.no_grad():
+        reduce_formula(graph, reduction, features)
+        torch.cuda.synchronize(device)
+        captured = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(captured):
+            found = reduce_formula(graph, reduction, features)
+        features[1].normal_()
+        captured.replay()
+        torch.cuda.synchronize(device)
+        if not torch.equal(found, reduce_formula(graph, reduction, features)):
+            raise AssertionError("a formula replayed differs from the formula")
+    return "sum, max, gat and a formula replay"
