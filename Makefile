@@ -160,16 +160,17 @@ bench: $(VENV)/.bench kernels
 
 # With what is installed: a machine with a GPU has its own torch, and perhaps no network. The
 # benchmarks are found by their path. What is lacking of other packages may be in a directory,
-# GPU_SITE. Results go to GPU_OUT as they come.
+# GPU_SITE. Results go to GPU_OUT as they come. Kernels are nvcc's if it is there; those of formulas
+# are always NVRTC's, which PYG_SCALE_CUDA=1 would forbid.
 GPU_PYTHON ?= python3
 GPU_OUT ?= docs/benchmarks
-GPU_CUDA := $(if $(shell command -v nvcc),1,nvrtc)
+GPU_BUILD := $(if $(shell command -v nvcc),1,nvrtc)
 GPU_PATH := .:plugins/pyg-scale-bench/src$(if $(GPU_SITE),:$(GPU_SITE))
-GPU := PYTHONPATH=$(GPU_PATH) PYG_SCALE_KERNELS=require PYG_SCALE_CUDA=$(GPU_CUDA) $(GPU_PYTHON)
+GPU := PYTHONPATH=$(GPU_PATH) PYG_SCALE_KERNELS=require $(GPU_PYTHON)
 
 gpu:
 	$(GPU) -c 'import torch; assert torch.cuda.is_available(), "torch sees no GPU"'
-	$(GPU) -m pyg_scale.cli build
+	PYG_SCALE_CUDA=$(GPU_BUILD) $(GPU) -m pyg_scale.cli build
 	mkdir -p $(GPU_OUT) && rm -f $(GPU_OUT)/gpu-tests.txt
 	failed=0; \
 	$(GPU) -m pyg_scale_bench gpu --nvrtc --seconds 300 --json $(GPU_OUT)/gpu.json \
