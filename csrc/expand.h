@@ -184,13 +184,18 @@ class alignas(64) Expansion {  // not two threads on one cache line
   bool take_rows(const EdgeView& view, const HopOptions& hop, const Rows& rows, int64_t begin,
                  int64_t end, int64_t stop) {
 #if defined(__x86_64__) && defined(__GNUC__)
-    if (!hop.by_source || view.parts || view.weight_prefix || rows.seed || !has_avx512()) {
+    if (!hop.by_source || view.parts || view.weight_prefix || rows.seed || !has_avx2()) {
       return false;
     }
     const NarrowEdges edges = NarrowEdges::of(view);
     if (!edges.source) return false;
-    edges.pairs ? take_narrow<true>(view, edges, hop, rows, begin, end, stop)
-                : take_narrow<false>(view, edges, hop, rows, begin, end, stop);
+    if (has_avx512()) {
+      edges.pairs ? take_sixteens<true>(view, edges, hop, rows, begin, end, stop)
+                  : take_sixteens<false>(view, edges, hop, rows, begin, end, stop);
+    } else {
+      edges.pairs ? take_eights<true>(view, edges, hop, rows, begin, end, stop)
+                  : take_eights<false>(view, edges, hop, rows, begin, end, stop);
+    }
     return true;
 #else
     return false;
@@ -199,30 +204,58 @@ class alignas(64) Expansion {  // not two threads on one cache line
 
 #if defined(__x86_64__) && defined(__GNUC__)
   template <bool kPairs>
-  [[gnu::target("avx512f,popcnt")]] void take_narrow(const EdgeView& view, NarrowEdges edges,
-                                                     const HopOptions& hop, const Rows& rows,
-                                                     int64_t begin, int64_t end, int64_t stop) {
+  [[gnu::target("avx512f,popcnt")]] void take_sixteens(const EdgeView& view, NarrowEdges edges,
+                                                       const HopOptions& hop, const Rows& rows,
+                                                       int64_t begin, int64_t end, int64_t stop) {
     const SourceNumbers numbers = hop.numbers;  // what is written might else change it
-    const int64_t k = hop.num_neighbors;
     for (int64_t row = begin; row < end; ++row) {
-      if (row + kFirst + kSoon < stop) {
-        __builtin_prefetch(view.indptr + rows.at(row + kFirst + kSoon));
-      }
-      if (row + kFirst < stop) edges.prefetch(view.indptr[rows.at(row + kFirst)]);
-      if (row + kSoon < stop) prefetch_begin(view, rows.at(row + kSoon));
-      const int64_t v = rows.at(row), size = neighbor_.size();
-      const Candidates c{view.indptr[v], view.indptr[v + 1]};
-      check_entries(v, c.begin, c.end, view.num_edges);
-      neighbor_.reserve(size + c.size() + SourcePicker::kRoom);
-      edge_.reserve(size + c.size() + SourcePicker::kRoom);
+      const Candidates c = next_row(view, edges, rows, row, stop);
+      const int64_t size = neighbor_.size();
       double share;
-      const int64_t n = SourcePicker::take<kPairs>(numbers, edges, c, k, neighbor_.data() + size,
-                                                   edge_.data() + size, &share);
-      neighbor_.set_size(size + n);
-      edge_.set_size(size + n);
-      count_.push(n);
-      share_.push(share);
+      const int64_t n = SourcePicker::take_by_sixteens<kPairs>(numbers, edges, c, hop.num_neighbors,
+                                                               neighbor_.data() + size,
+                                                               edge_.data() + size, &share);
+      took(n, share);
     }
+  }
+
+  template <bool kPairs>
+  [[gnu::target("avx2,bmi")]] void take_eights(const EdgeView& view, NarrowEdges edges,
+                                               const HopOptions& hop, const Rows& rows,
+                                               int64_t begin, int64_t end, int64_t stop) {
+    const SourceNumbers numbers = hop.numbers;  // what is written might else change it
+    for (int64_t row = begin; row < end; ++row) {
+      const Candidates c = next_row(view, edges, rows, row, stop);
+      const int64_t size = neighbor_.size();
+      double share;
+      const int64_t n = SourcePicker::take_by_eights<kPairs>(numbers, edges, c, hop.num_neighbors,
+                                                             neighbor_.data() + size,
+                                                             edge_.data() + size, &share);
+      took(n, share);
+    }
+  }
+
+  // The in-edges of a row, with room for all of them.
+  PYG_SCALE_PREFETCH Candidates next_row(const EdgeView& view, const NarrowEdges& edges,
+                                         const Rows& rows, int64_t row, int64_t stop) {
+    if (row + kFirst + kSoon < stop) {
+      __builtin_prefetch(view.indptr + rows.at(row + kFirst + kSoon));
+    }
+    if (row + kFirst < stop) edges.prefetch(view.indptr[rows.at(row + kFirst)]);
+    if (row + kSoon < stop) prefetch_begin(view, rows.at(row + kSoon));
+    const int64_t v = rows.at(row), size = neighbor_.size();
+    const Candidates c{view.indptr[v], view.indptr[v + 1]};
+    check_entries(v, c.begin, c.end, view.num_edges);
+    neighbor_.reserve(size + c.size() + SourcePicker::kRoom);
+    edge_.reserve(size + c.size() + SourcePicker::kRoom);
+    return c;
+  }
+
+  PYG_SCALE_INLINE void took(int64_t n, double share) {
+    neighbor_.set_size(neighbor_.size() + n);
+    edge_.set_size(edge_.size() + n);
+    count_.push(n);
+    share_.push(share);
   }
 #endif
 

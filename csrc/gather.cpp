@@ -21,6 +21,9 @@ namespace pyg_scale {
 namespace {
 
 constexpr int64_t kTaskBytes = 1 << 18;  // less is not worth a thread
+// Rows that follow each other and are copied at once, as those of a cluster: of fewer, each is
+// asked for in time, but not those that a longer copy passes.
+constexpr int64_t kRun = 16;
 
 struct Rows {
   const char* data;
@@ -39,15 +42,29 @@ int64_t copy_rows(const Rows& rows, const Index* index, int64_t index_stride, in
   const auto valid = [&](int64_t row) {
     return static_cast<uint64_t>(row) < static_cast<uint64_t>(rows.count);
   };
+  const bool in_one = rows.stride == bytes;
+  const auto number = [&](int64_t i) { return static_cast<int64_t>(index[i * index_stride]); };
   for (int64_t i = begin; i < end; ++i) {
     if (i + ahead < end) {
-      const auto coming = static_cast<int64_t>(index[(i + ahead) * index_stride]);
+      const int64_t coming = number(i + ahead);
       if (valid(coming)) prefetch_row_start(rows.data + coming * rows.stride, bytes);
     }
-    const auto row = static_cast<int64_t>(index[i * index_stride]);
+    const int64_t row = number(i);
     if (!valid(row)) [[unlikely]]
       return i;
-    std::memcpy(out + i * bytes, rows.data + row * rows.stride, static_cast<size_t>(bytes));
+    char* to = out + i * bytes;
+    const char* from = rows.data + row * rows.stride;
+    if (in_one && end - i >= kRun && number(i + kRun - 1) == row + kRun - 1) {
+      const int64_t most = std::min(end - i, rows.count - row);
+      int64_t n = 1;
+      while (n < most && number(i + n) == row + n) ++n;
+      if (n >= kRun) {
+        std::memcpy(to, from, static_cast<size_t>(n * bytes));
+        i += n - 1;
+        continue;
+      }
+    }
+    std::memcpy(to, from, static_cast<size_t>(bytes));
   }
   return end;
 }

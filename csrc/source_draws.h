@@ -213,12 +213,13 @@ class SourcePicker {
   }
 
 #if defined(__x86_64__) && defined(__GNUC__)
-  static constexpr int64_t kRoom = SixteenSources::kSize;  // that `take` may write beyond the last
+  static constexpr int64_t kRoom =
+      SixteenSources::kSize;  // that both of these may write beyond the last
 
   // The same for processors with AVX-512, with the sources and the ids of their edges in the place
   // of positions.
   template <bool kPairs>
-  [[gnu::target("avx512f,popcnt"), gnu::always_inline]] static inline int64_t take(
+  [[gnu::target("avx512f,popcnt"), gnu::always_inline]] static inline int64_t take_by_sixteens(
       const SourceNumbers& number, const NarrowEdges& edges, Candidates c, int64_t k,
       int64_t* source, int64_t* id, double* share) {
     const int64_t d = c.size();
@@ -229,6 +230,29 @@ class SourcePicker {
     const uint64_t limit = limit_of(k, d);  // below 2^32, as k is below d
     *share = static_cast<double>(limit);
     return take_sixteens<kPairs, false>(number, edges, c, static_cast<uint32_t>(limit), source, id);
+  }
+
+  // The same for processors with AVX2.
+  template <bool kPairs>
+  [[gnu::target("avx2,bmi"), gnu::always_inline]] static inline int64_t take_by_eights(
+      const SourceNumbers& number, const NarrowEdges& edges, Candidates c, int64_t k,
+      int64_t* source, int64_t* id, double* share) {
+    const int64_t d = c.size();
+    const int32_t *sources = edges.source, *ids = edges.id;
+    int64_t n = 0;
+    const auto put = [&](int64_t i) __attribute__((always_inline, target("avx2,bmi"))) {
+      source[n] = sources[kPairs ? 2 * i : i];
+      id[n++] = kPairs ? sources[2 * i + 1] : ids ? ids[i] : i;
+    };
+    if (k < 0 || k >= d) {
+      *share = kCertain;
+      for (int64_t i = c.begin; i < c.end; ++i) put(i);
+      return n;
+    }
+    const uint64_t limit = limit_of(k, d);  // below 2^32, as k is below d
+    *share = static_cast<double>(limit);
+    each_below(number, sources, kPairs, c, static_cast<uint32_t>(limit), put);
+    return n;
   }
 #endif
 
@@ -398,15 +422,17 @@ class SourcePicker {
     return n;
   }
 
-  [[gnu::target("avx2,bmi")]] static int64_t scan_eights(const SourceNumbers& number,
-                                                         const IntColumn& source, Candidates c,
-                                                         uint32_t limit, int64_t* out) {
-    const bool pairs = source.stride == 2;
-    const auto* data = static_cast<const int32_t*>(source.data);
+  // Calls f with the position of each candidate whose source has a number below the limit, in
+  // order.
+  template <typename F>
+  [[gnu::target("avx2,bmi"), gnu::always_inline]] static inline void each_below(
+      const SourceNumbers& number, const int32_t* data, bool pairs, Candidates c, uint32_t limit,
+      const F& f) {
+    const int64_t stride = pairs ? 2 : 1;
     const SourceNumbers own = number;  // what is written might else change it
     const uint64_t phase = fold(own.key, 1);
     const auto below = [=](int64_t i, bool last) __attribute__((always_inline, target("avx2"))) {
-      const __m256i id = EightSources::load(data + i * source.stride, pairs, last);
+      const __m256i id = EightSources::load(data + i * stride, pairs, last);
       __m256i word = EightSources::number(own.key, id);
       if (own.renewed) {
         const __m256i late = EightSources::below(EightSources::number(phase, id), own.renewed);
@@ -417,7 +443,12 @@ class SourcePicker {
           static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(taken))));
     };
     constexpr int64_t kSize = EightSources::kSize, kBits = 64;
-    int64_t n = 0;
+    if (c.size() < kSize) {
+      for (int64_t i = c.begin; i < c.end; ++i) {
+        if (own(data[i * stride]) < limit) f(i);
+      }
+      return;
+    }
     for (int64_t block = c.begin; block < c.end; block += kBits) {
       uint64_t mask = 0;
       int64_t i = block;
@@ -428,8 +459,16 @@ class SourcePicker {
         const int64_t rest = c.end - kSize;
         mask |= below(rest, true) >> (i - rest) << (i - block);
       }
-      for (; mask; mask &= mask - 1) out[n++] = block + std::countr_zero(mask);
+      for (; mask; mask &= mask - 1) f(block + std::countr_zero(mask));
     }
+  }
+
+  [[gnu::target("avx2,bmi")]] static int64_t scan_eights(const SourceNumbers& number,
+                                                         const IntColumn& source, Candidates c,
+                                                         uint32_t limit, int64_t* out) {
+    int64_t n = 0;
+    each_below(number, static_cast<const int32_t*>(source.data), source.stride == 2, c, limit,
+               [&](int64_t i) __attribute__((always_inline, target("avx2,bmi"))) { out[n++] = i; });
     return n;
   }
 #endif

@@ -71,6 +71,27 @@ def test_strides(kernels: str) -> None:
     assert torch.equal(gather(base, index, dim=-2), base[index])
 
 
+@pytest.mark.parametrize("width", [4, 7])
+@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
+def test_rows_that_follow_each_other(kernels: str, width: int, index_dtype: torch.dtype) -> None:
+    # Runs of 16 rows and more are copied at once: those that end with the rows, with the index,
+    # with a gap, and what only looks like one from its ends.
+    base, ends = torch.randn(100, 12), torch.arange(30, 46)
+    ends[7] = 3
+    runs = [torch.arange(84, 100), torch.arange(15), torch.arange(40), ends, torch.arange(5, 25)]
+    index = torch.cat(runs).to(index_dtype)
+    for x in (base[:, :width].contiguous(), base[:, :width], base.repeat(2, 1)[::2, :width]):
+        assert torch.equal(gather(x, index), x[index.long()])
+    wide = torch.stack([index, index.flip(0)], dim=1)
+    assert torch.equal(gather(base, wide[:, 0]), base[index.long()])
+
+
+def test_a_run_that_leaves_the_rows(kernels: str) -> None:
+    index = torch.arange(90, 110)
+    with pytest.raises(IndexError, match=r"index\[10\] is 100, but there are only 100 rows"):
+        gather(torch.zeros(100, 8), index)
+
+
 def test_no_rows_in_any_order_of_dimensions(kernels: str) -> None:
     x = torch.empty(2, 10).t()[:0]  # torch calls it contiguous
     index = torch.empty(0, dtype=torch.int64)

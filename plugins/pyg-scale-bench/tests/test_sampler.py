@@ -39,6 +39,8 @@ def test_the_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     clusters = found["subgraphs"]["cases"][4:]
     assert [case["side"] for case in clusters] == ["pyg_scale", "PyG"]
     assert not clusters[1]["error"]  # PyG's merges our clusters with PyPI alone
+    for case in found["subgraphs"]["cases"][::2]:
+        assert 0 < case["rounds"][0]["copy_seconds"] < 100 * case["rounds"][0]["seconds"]
     for case in found["disk"]["cases"]:
         assert case["hits"] + case["misses"] == case["rows"] > 0
         assert case["read_bytes"] > 0

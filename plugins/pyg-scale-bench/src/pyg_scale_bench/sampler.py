@@ -4,7 +4,8 @@ Every part measures its cases in turns, so that a slow minute affects all alike:
 
 * ``batches``: one loader for each sampler of neighbours, on a large generated graph;
 * ``subgraphs``: GraphSAINT (walks of 2 steps), ShaDow (2 hops of 10 neighbours) and clusters, on a
-  smaller one, beside PyG's own where it runs (``make peers`` compiles torch-sparse for it);
+  smaller one, beside PyG's own where it runs (``make peers`` compiles torch-sparse for it), and
+  what copying as many rows of features takes at least;
 * ``training``: the same model trained with each, and its test accuracy after equal epochs and
   after equal time;
 * ``disk``: LABOR with independent and with dependent batches, behind a cache of the features;
@@ -35,6 +36,7 @@ from torch_geometric.data import Data
 import pyg_scale
 from pyg_scale import loader as ours
 from pyg_scale.loader import Budget, ClusterData, NeighborLoader
+from pyg_scale.ops import memory
 from pyg_scale.sampler import FastGCN, Labor, Ladies, random_walk
 from pyg_scale.store import Disk
 from pyg_scale_bench import graphs, peers, sampler_training
@@ -166,7 +168,8 @@ def _subgraphs(args: argparse.Namespace, _: Callable[[], Data]) -> dict[str, Any
     needs_sparse = {saint_name, shadow_name}
     cases = []
     for name, made in make.items():
-        cases.append(_Turns(side=OURS, name=name, run=partial(_epoch, made(ours))))
+        own = partial(_epoch_and_copies, made(ours), data.x)
+        cases.append(_Turns(side=OURS, name=name, run=own))
         peer = _Turns(side=PYG, name=name, run=partial(_of_pyg, made, name in needs_sparse))
         if args.without_pyg:
             peer.error = "left out"
@@ -178,6 +181,21 @@ def _subgraphs(args: argparse.Namespace, _: Callable[[], Data]) -> dict[str, Any
         "cases": _in_turns(cases, args.rounds),
         "backends": [vars(backend) for backend in reasons],
     }
+
+
+def _epoch_and_copies(loader: Any, x: Tensor) -> dict[str, float]:
+    """An epoch, and the seconds that copying blocks of as many rows of features takes.
+
+    They are copied into recycled memory, as the rows of batches are, but lie next to each other.
+    """
+    found = _epoch(loader)
+    batches = int(found["batches"])
+    rows = min(round(found["nodes"] / batches), x.size(0))
+    first = [i * rows % (x.size(0) - rows + 1) for i in range(batches)]
+    begin = time.perf_counter()
+    for at in first:
+        memory.empty([rows, x.size(1)], x.dtype).copy_(x[at : at + rows])
+    return found | {"copy_seconds": time.perf_counter() - begin}
 
 
 def _of_pyg(make: Callable[[Any], Any], needs_sparse: bool) -> dict[str, float]:
@@ -424,10 +442,17 @@ def _report_subgraphs(part: Any, lines: list[str]) -> tuple[Table, list[Panel]]:
         if not peer["error"]:
             cells = [f"{rate(peer, 'batches'):.2f}", f"{factor(own, peer):.1f}"]
             bars.append(Bar(own["name"], rate(peer, "batches"), PYG))
-        nodes = median(each["nodes"] / each["batches"] for each in own["rounds"])
+        turns = own["rounds"]
+        nodes = median(each["nodes"] / each["batches"] for each in turns)
+        for part in ("seconds", "copy_seconds"):  # earlier runs did not measure the second
+            known = [each[part] / each["batches"] * 1e3 for each in turns if part in each]
+            cells.append(f"{median(known):.2f}" if known else "")
         rows.append([own["name"], f"{nodes:,.0f}", f"{speed:.1f}", *cells])
     header = ["loader", "nodes of a batch", "batches/s", "PyG's", "times PyG's"]
-    return Table(header, rows, "Subgraphs", align="lr"), [
+    header += ["ms", "ms of copying"]
+    note = "Milliseconds are those of a batch. Copying is what as many rows of features take that "
+    note += "lie next to each other, into recycled memory: a batch takes that at least."
+    return Table(header, rows, "Subgraphs", note, align="lr"), [
         Panel("Subgraphs with features", bars, "batches/s", form=".1f")
     ]
 
