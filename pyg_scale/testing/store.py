@@ -256,7 +256,7 @@ class FeatureStoreTests:
 
     def test_lent_rows_are_those_that_are_read(self, feature_store: FeatureStore) -> None:
         tensor = numbers(ROWS, 5).to(torch.float32)
-        store = self.fill(feature_store, {("user", "x"): tensor})
+        store = filled = self.fill(feature_store, {("user", "x"): tensor})
         if not isinstance(store, LendsRows) or not store.lends_rows:
             pytest.skip("the store has no lend_rows, or lends none: it is not a LendsRows")
         kept = []
@@ -264,7 +264,7 @@ class FeatureStoreTests:
             index = torch.tensor(rows, dtype=torch.int64)
             lent = store.lend_rows(TensorAttr("user", "x", index=index))
             if lent is not None:
-                kept.append((LazyRows(*lent), store.get_tensor("user", "x", index)))
+                kept.append((LazyRows(*lent), filled.get_tensor("user", "x", index)))
         for lazy, read in kept:  # all at once: what was lent stays
             assert torch.equal(lazy, read)
 
