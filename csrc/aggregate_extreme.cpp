@@ -6,128 +6,25 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
-#include <limits>
 #include <tuple>
 #include <vector>
 
-#include "csr_edges.h"
-#include "edge_weights.h"
+#include "aggregate_extreme.h"
 
 namespace pyg_scale {
 namespace {
-
-template <typename T>
-struct Extreme {
-  using A = AccumulatorOf<T>;
-  const CsrEdges& edges;
-  Rows<T> x;
-  const A* weight;  // [edges, heads] by id, or null
-  int64_t heads;
-  A sign;  // -1: the smallest
-
-  // The best of edges [begin, end), and its distance from the row's first edge; -1 if there is
-  // none. Of equal ones the first is kept, and so is the first NaN.
-  PYG_SCALE_INLINE void row(int64_t row_begin, int64_t begin, int64_t end, int64_t limit, A* best,
-                            int32_t* arg) const {
-    const int64_t channels = x.size / heads, ahead = x.ahead();
-    std::fill_n(best, x.size, -std::numeric_limits<A>::infinity());
-    std::fill_n(arg, x.size, -1);
-    for (int64_t e = begin; e < end; ++e) {
-      if (e + ahead < limit) x.prefetch(edges.indices[e + ahead]);
-      const T* from = x[edges.indices[e]];
-      const A* w = weight ? weight + edges.id(e) * heads : nullptr;
-      const auto here = static_cast<int32_t>(e - row_begin);
-      for (int64_t h = 0; h < heads; ++h) {
-        const A factor = (w ? w[h] : A{1}) * sign;
-        const int64_t first = h * channels;
-#pragma omp simd
-        for (int64_t c = first; c < first + channels; ++c) {
-          const A value = widen(from[c]) * factor;
-          const bool better =
-              (value > best[c]) | ((value != value) & (best[c] == best[c])) | (arg[c] < 0);
-          best[c] = better ? value : best[c];
-          arg[c] = better ? here : arg[c];
-        }
-      }
-    }
-  }
-
-  PYG_SCALE_INLINE void store(T* to, const A* best, const int32_t* arg) const {
-    for (int64_t c = 0; c < x.size; ++c) to[c] = static_cast<T>(arg[c] < 0 ? A{0} : best[c] * sign);
-  }
-};
-
-template <typename T>
-struct ExtremeRows {
-  using A = AccumulatorOf<T>;
-  PYG_SCALE_INLINE void operator()(const Extreme<T>* op, const RowTasks* tasks, int64_t first,
-                                   int64_t last, A* best, T* out, int32_t* arg) const {
-    const int64_t *indptr = op->edges.indptr, limit = indptr[last], size = op->x.size;
-    for (int64_t row = first; row < last; ++row) {
-      if (tasks->is_long(row)) continue;
-      op->row(indptr[row], indptr[row], indptr[row + 1], limit, best, arg + row * size);
-      op->store(out + row * size, best, arg + row * size);
-    }
-  }
-};
-
-template <typename T>
-struct ExtremePiece {
-  PYG_SCALE_INLINE void operator()(const Extreme<T>* op, const Piece* piece, AccumulatorOf<T>* best,
-                                   int32_t* arg) const {
-    op->row(op->edges.indptr[piece->row], piece->begin, piece->end, piece->end, best, arg);
-  }
-};
 
 std::tuple<Tensor, Tensor> csr_extreme(Tensor indptr, Tensor indices, MaybeTensor edge_id,
                                        MaybeTensor, MaybeTensor, MaybeTensor, Tensor x,
                                        MaybeTensor weight, bool minimum) {
   const CsrEdges edges(indptr, indices, edge_id);
   x = matrix(x, "x");
-  const EdgeWeights weights(weight, edges, x);
-  const int64_t size = x.size(1);
-  Tensor out = pool_empty({edges.rows, size}, x.scalar_type());
-  Tensor arg = pool_empty({edges.rows, size}, ScalarType::Int);
-  const RowTasks tasks(edges.indptr, edges.rows, edges.edges, size);
-  for (const LongRow& row : tasks.long_rows) {
-    check(edges.indptr[row.row + 1] - edges.indptr[row.row] <= std::numeric_limits<int32_t>::max(),
-          "a row has more than 2^31 - 1 edges");
-  }
+  const EdgeWeights weights(weight, edges, x.scalar_type(), x.size(1));
+  Tensor out = pool_empty({edges.rows, x.size(1)}, x.scalar_type());
+  Tensor arg = pool_empty({edges.rows, x.size(1)}, ScalarType::Int);
   visit(x.scalar_type(), "x", [&](auto one) {
     using T = decltype(one);
-    using A = AccumulatorOf<T>;
-    const Extreme<T> op{edges, rows_of<T>(x), weights.data<A>(), weights.heads,
-                        minimum ? A{-1} : A{1}};
-    T* to = data_of<T>(out);
-    int32_t* to_arg = data_of<int32_t>(arg);
-    const size_t parts = tasks.pieces.size() * static_cast<size_t>(size);
-    std::vector<A> best(parts);
-    std::vector<int32_t> best_arg(parts);
-    const auto rows = [&](int64_t, int64_t first, int64_t last) {
-      edges.check_range(edges.indptr[first], edges.indptr[last], x.size(0));
-      std::vector<A> scratch(static_cast<size_t>(size));
-      dispatch(ExtremeRows<T>{}, &op, &tasks, first, last, scratch.data(), to, to_arg);
-    };
-    const auto piece = [&](int64_t i, const Piece& which) {
-      edges.check_range(which.begin, which.end, x.size(0));
-      dispatch(ExtremePiece<T>{}, &op, &which, best.data() + i * size, best_arg.data() + i * size);
-    };
-    const auto merge = [&](const LongRow& row) {
-      A* value = best.data() + row.first * size;
-      int32_t* at = best_arg.data() + row.first * size;
-      for (int64_t i = row.first + 1; i < row.last; ++i) {
-        for (int64_t c = 0; c < size; ++c) {
-          const A other = best[static_cast<size_t>(i * size + c)];
-          if (other > value[c] || (other != other && value[c] == value[c])) {
-            value[c] = other;
-            at[c] = best_arg[static_cast<size_t>(i * size + c)];
-          }
-        }
-      }
-      std::copy_n(at, size, to_arg + row.row * size);
-      op.store(to + row.row * size, value, at);
-    };
-    if (size) run_tasks(tasks, rows, piece, merge);
+    extreme_rows<T>(edges, rows_of<T>(x), weights, minimum, out, arg);
   });
   return {out, arg};
 }
@@ -200,7 +97,7 @@ Tensor csr_extreme_grad(Tensor t_indptr, Tensor t_indices, Tensor t_position, Te
                         MaybeTensor edge_id, Tensor arg, Tensor grad, MaybeTensor weight) {
   const CsrEdges edges(t_indptr, t_indices, t_position);
   grad = matrix(grad, "grad");
-  const EdgeWeights weights(weight, edges, grad);
+  const EdgeWeights weights(weight, edges, grad.scalar_type(), grad.size(1));
   const int64_t size = grad.size(1), count = grad.size(0);
   const Tensor chosen = dense(arg, ScalarType::Int, count * size, "arg");
   IntColumn ids;

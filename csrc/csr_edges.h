@@ -39,10 +39,28 @@ struct CsrEdges {
     check_numbers(edge_id, begin, end, edges, "edge_id", "edges");
   }
 
+  // The same where sources are places: rows of one matrix, and -1 - p for row p of another one.
+  void check_places(int64_t begin, int64_t end, int64_t num_held, int64_t num_rest) const {
+    if (num_rest == 0) return check_range(begin, end, num_held);
+    for (int64_t e = begin; e < end; ++e) {
+      const int64_t place = indices[e];
+      if (place >= num_held || place < -num_rest) [[unlikely]] {
+        fail("indices[" + std::to_string(e) + "] is the place " + std::to_string(place) +
+             ", but there are only " + std::to_string(num_held) + " rows and " +
+             std::to_string(num_rest) + " others");
+      }
+    }
+    check_numbers(edge_id, begin, end, edges, "edge_id", "edges");
+  }
+
   const int64_t* indptr;
   IntColumn indices, edge_id;
   int64_t rows, edges;
 };
+
+inline int64_t features_ahead(int64_t row_bytes) {
+  return std::clamp(kBytesAhead / std::max<int64_t>(row_bytes, 1), int64_t{1}, kMostAhead);
+}
 
 // A matrix of features with contiguous rows and any stride. If a copy had to be made, `holder`
 // keeps it alive.
@@ -52,11 +70,25 @@ struct Rows {
   int64_t count, stride, size;
   const T* operator[](int64_t row) const { return data + row * stride; }
   int64_t bytes() const { return size * static_cast<int64_t>(sizeof(T)); }
-  int64_t ahead() const {
-    return std::clamp(kBytesAhead / std::max<int64_t>(bytes(), 1), int64_t{1}, kMostAhead);
-  }
+  int64_t ahead() const { return features_ahead(bytes()); }
   PYG_SCALE_INLINE void prefetch(int64_t row) const { prefetch_row((*this)[row], bytes()); }
+  PYG_SCALE_INLINE void prefetch(int64_t row, int64_t column, int64_t columns) const {
+    prefetch_row((*this)[row] + column, columns * static_cast<int64_t>(sizeof(T)));
+  }
+  void check_range(const CsrEdges& edges, int64_t begin, int64_t end) const {
+    edges.check_range(begin, end, count);
+  }
 };
+
+// Numbers of a row in the type in which they are added up, one or a vector of them.
+template <typename T>
+PYG_SCALE_INLINE AccumulatorOf<T> number_of(const T* row, int64_t c) {
+  return widen(row[c]);
+}
+template <typename T>
+PYG_SCALE_INLINE Vector<AccumulatorOf<T>> vector_of(const T* row, int64_t c) {
+  return load(row + c);
+}
 
 // `x` itself, or a copy of it, with contiguous rows.
 inline Tensor with_rows(const Tensor& x, const char* name) {

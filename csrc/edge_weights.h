@@ -15,14 +15,14 @@ inline Tensor matrix(const Tensor& x, const char* name) {
   return with_rows(x, name);
 }
 
-// [edges, heads] by edge id, for a matrix whose columns the heads share; or none.
+// [edges, heads] by edge id, for rows of a type whose columns the heads share; or none.
 struct EdgeWeights {
-  EdgeWeights(const MaybeTensor& weight, const CsrEdges& edges, const Tensor& x)
+  EdgeWeights(const MaybeTensor& weight, const CsrEdges& edges, ScalarType dtype, int64_t columns)
       : given(weight.has_value()) {
     if (!given) return;
     heads = weight->dim() == 2 ? weight->size(1) : 0;
-    check(heads > 0 && x.size(1) % heads == 0, "weight must have a column for each head");
-    numbers = dense(*weight, accumulator_type(x.scalar_type()), edges.edges * heads, "weight");
+    check(heads > 0 && columns % heads == 0, "weight must have a column for each head");
+    numbers = dense(*weight, accumulator_type(dtype), edges.edges * heads, "weight");
   }
 
   template <typename A>

@@ -13,6 +13,7 @@
 
 #include "graph_view.h"
 #include "pool.h"
+#include "prefetch.h"
 
 namespace pyg_scale {
 namespace {
@@ -52,7 +53,17 @@ Tensor gather_cached(Tensor cached, Tensor rest, Tensor index, std::optional<Ten
   for (int64_t d = 1; d < cached.dim(); ++d) sizes.push_back(cached.size(d));
   Tensor out = pool_empty(sizes, cached.scalar_type());
   char* to = static_cast<char*>(out.mutable_data_ptr());
+  const int64_t ahead = rows_ahead(held.row);
+  const auto prefetch = [&](int64_t i) __attribute__((always_inline)) {
+    const int64_t id = ids[i];
+    if (slot_of && (id < 0 || id >= left.count)) return;
+    const int64_t slot = slot_of ? slots[id] : id;
+    const Bytes& from = slot >= 0 ? held : left;
+    const int64_t row = slot >= 0 ? slot : slot_of ? id : -1 - slot;
+    if (row < from.count) prefetch_row_start(from.data + row * held.row, held.row);
+  };
   for (int64_t i = 0; i < count; ++i) {
+    if (i + ahead < count) prefetch(i + ahead);
     const int64_t id = ids[i];
     int64_t slot = id;
     if (slot_of) {

@@ -4,12 +4,9 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
-#include <torch/headeronly/util/BFloat16.h>
-#include <torch/headeronly/util/Half.h>
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
@@ -17,17 +14,15 @@
 #include "graph_view.h"
 #include "parallel.h"
 #include "pool.h"
+#include "stored_rows.h"
 
 namespace pyg_scale {
 namespace {
 
-using torch::headeronly::BFloat16;
-using torch::headeronly::Half;
-
 constexpr int64_t kAhead = 8;              // rows under way
 constexpr int64_t kTaskNumbers = 1 << 16;  // less is not worth a thread
 
-struct Rows {
+struct Stored {
   const char* data;
   int64_t count;   // rows there are
   int64_t stride;  // bytes from row to row
@@ -35,47 +30,9 @@ struct Rows {
   int64_t columns;
 };
 
-// Scale and zero at the head of each row, or one for each column.
-template <typename Real>
-struct PerRow {
-  template <typename Out>
-  void row(const char* from, int64_t columns, Out* to) const {
-    Real scale, zero;
-    std::memcpy(&scale, from, sizeof(Real));
-    std::memcpy(&zero, from + sizeof(Real), sizeof(Real));
-    const auto* q = reinterpret_cast<const int8_t*>(from + 2 * sizeof(Real));
-    for (int64_t c = 0; c < columns; ++c) {
-      to[c] = static_cast<Out>(static_cast<Real>(q[c]) * scale + zero);
-    }
-  }
-};
-
-template <typename Real>
-struct PerColumn {
-  const Real* scale;
-  const Real* zero;
-
-  template <typename Out>
-  void row(const char* from, int64_t columns, Out* to) const {
-    const auto* q = reinterpret_cast<const int8_t*>(from);
-    for (int64_t c = 0; c < columns; ++c) {
-      to[c] = static_cast<Out>(static_cast<Real>(q[c]) * scale[c] + zero[c]);
-    }
-  }
-};
-
-template <typename Narrow>
-struct Widen {
-  template <typename Out>
-  void row(const char* from, int64_t columns, Out* to) const {
-    const auto* x = reinterpret_cast<const Narrow*>(from);
-    for (int64_t c = 0; c < columns; ++c) to[c] = static_cast<Out>(static_cast<float>(x[c]));
-  }
-};
-
-template <typename Out, typename Decode>
-void decode_rows(const Rows& rows, const IntColumn& index, int64_t count, int64_t num_threads,
-                 const Decode& decode, Out* out) {
+template <typename Out, typename Form>
+void decode_rows(const Stored& rows, const IntColumn& index, int64_t count, int64_t num_threads,
+                 const Form& form, Out* out) {
   std::atomic<int64_t> wrong{count};
   const auto valid = [&](int64_t row) {
     return static_cast<uint64_t>(row) < static_cast<uint64_t>(rows.count);
@@ -93,7 +50,9 @@ void decode_rows(const Rows& rows, const IntColumn& index, int64_t count, int64_
         }
         return;
       }
-      decode.row(rows.data + row * rows.stride, rows.columns, out + i * rows.columns);
+      const auto from = form.of(rows.data + row * rows.stride);
+      Out* to = out + i * rows.columns;
+      for (int64_t c = 0; c < rows.columns; ++c) to[c] = static_cast<Out>(from.number(c));
     }
   };
   if (num_threads > 1) {
@@ -110,30 +69,13 @@ void decode_rows(const Rows& rows, const IntColumn& index, int64_t count, int64_
   }
 }
 
-template <typename Real>
-const Real* numbers(const Tensor& tensor, int64_t size, const char* name) {
-  check(tensor.is_cpu() && tensor.is_contiguous() && tensor.numel() == size,
-        std::string(name) + " must hold one number per column, on the CPU");
-  return static_cast<const Real*>(tensor.const_data_ptr());
-}
-
 Tensor dequantize(Tensor q, Tensor index, Tensor scale, Tensor zero, ScalarType dtype,
                   int64_t num_threads) {
-  check(q.is_cpu() && q.dim() == 2 && (q.size(1) <= 1 || q.stride(1) == 1),
-        "q must be a matrix on the CPU with contiguous rows");
-  const ScalarType stored = q.scalar_type();
-  const bool bytes = stored == ScalarType::Byte, per_column = bytes && scale.dim() == 1;
-  const bool wide = dtype == ScalarType::Double;
-  const ScalarType real = wide ? ScalarType::Double : ScalarType::Float;
-  if (per_column) {
-    check(scale.scalar_type() == real && zero.scalar_type() == real,
-          "scale and zero must be float32, or float64 if the result is");
-  }
-  const int64_t head = bytes && !per_column ? 2 * (wide ? 8 : 4) : 0;
-  check(q.size(1) >= head, "the rows of q are too short for a scale and a zero");
+  check(has_contiguous_rows(q), "q must be a matrix on the CPU with contiguous rows");
+  const StoredForm form(q, &scale, &zero, dtype);
   const auto item = static_cast<int64_t>(q.element_size());
-  const Rows rows{static_cast<const char*>(q.const_data_ptr()), q.size(0), q.stride(0) * item,
-                  q.size(1) * item, q.size(1) - head};
+  const Stored rows{static_cast<const char*>(q.const_data_ptr()), q.size(0), q.stride(0) * item,
+                    q.size(1) * item, form.columns};
   const IntColumn column = int_column(index, "index");
   const int64_t count = index.numel();
   Tensor out = pool_empty({count, rows.columns}, dtype);
@@ -141,21 +83,10 @@ Tensor dequantize(Tensor q, Tensor index, Tensor scale, Tensor zero, ScalarType 
 
   const auto into = [&](auto* typed) {
     using Out = std::remove_pointer_t<decltype(typed)>;
-    using Real = std::conditional_t<std::is_same_v<Out, double>, double, float>;
-    const auto run = [&](const auto& decode) {
-      decode_rows(rows, column, count, num_threads, decode, typed);
+    const auto run = [&](const auto& each) {
+      decode_rows(rows, column, count, num_threads, each, typed);
     };
-    if (per_column) {
-      run(PerColumn<Real>{numbers<Real>(scale, rows.columns, "scale"),
-                          numbers<Real>(zero, rows.columns, "zero")});
-    } else if (bytes) {
-      run(PerRow<Real>{});
-    } else if (stored == ScalarType::Half) {
-      run(Widen<Half>{});
-    } else {
-      check(stored == ScalarType::BFloat16, "q must be uint8, float16 or bfloat16");
-      run(Widen<BFloat16>{});
-    }
+    form.visit_short<AccumulatorOf<Out>>("q must be uint8, float16 or bfloat16", run);
   };
   switch (dtype) {
     case ScalarType::Float: into(static_cast<float*>(to)); break;

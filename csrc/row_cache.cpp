@@ -6,6 +6,9 @@
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
+#include <tuple>
+#include <utility>
+#include <vector>
 
 #include "prefetch.h"
 #include "row_copy.h"
@@ -148,6 +151,79 @@ void cache_scatter(Tensor rows, Tensor take, Tensor position, Tensor out) {
   streams_end();
 }
 
+// Where the rows of a request are that stay in their slots: a slot, or -1 - p for row p of those
+// that are brought. These are the misses, then `moved`: rows whose slots the request refills.
+std::tuple<Tensor, Tensor> cache_places(Tensor slot_at, Tensor miss, Tensor fill_slot, Tensor again,
+                                        Tensor same, int64_t num_slots) {
+  const int64_t count = slot_at.numel(), misses = miss.numel(), repeats = again.numel();
+  const int32_t* slot = data_of<int32_t>(slot_at, ScalarType::Int, -1, "slot_at");
+  const int64_t* missed = int64_data(miss, misses, "miss");
+  const int64_t* later = int64_data(again, repeats, "again");
+  const int64_t* first = int64_data(same, repeats, "same");
+  const int32_t* refilled = data_of<int32_t>(fill_slot, ScalarType::Int, -1, "fill_slot");
+  for (const auto& [position, size] :
+       {std::pair{missed, misses}, {later, repeats}, {first, repeats}})
+    check_positions(position, size, count);
+  check(num_slots >= 0 && num_slots <= kMostSlots, "there are too many slots");
+  std::vector<bool> leaves(static_cast<size_t>(fill_slot.numel() ? num_slots : 0));
+  for (int64_t i = 0; i < fill_slot.numel(); ++i) {
+    check(refilled[i] >= 0 && refilled[i] < num_slots, "a slot is out of range");
+    leaves[static_cast<size_t>(refilled[i])] = true;
+  }
+  Tensor out = pool_empty({count}, ScalarType::Long);
+  auto* place = static_cast<int64_t*>(out.mutable_data_ptr());
+  std::vector<int64_t> moved;
+  for (int64_t i = 0; i < count; ++i) {
+    place[i] = slot[i];
+    check(slot[i] < num_slots, "a slot is out of range");
+    if (leaves.empty() || slot[i] < 0 || !leaves[static_cast<size_t>(slot[i])]) continue;
+    place[i] = -1 - misses - static_cast<int64_t>(moved.size());
+    moved.push_back(i);
+  }
+  for (int64_t k = 0; k < misses; ++k) place[missed[k]] = -1 - k;
+  for (int64_t k = 0; k < repeats; ++k) place[later[k]] = place[first[k]];
+  return {out, numbers(moved)};
+}
+
+// Counts a use of each slot that holds the row it should. Other places become -1 - next, ..., and
+// their positions are returned.
+Tensor cache_pin(Tensor pins, Tensor held, Tensor place, Tensor ids, int64_t next) {
+  const int64_t count = place.numel(), slots = held.numel();
+  auto* at = data_of<int64_t>(place, ScalarType::Long, -1, "place");
+  const int64_t* id = int64_data(ids, count, "index");
+  const int64_t* holds = int64_data(held, slots, "held");
+  auto* uses = data_of<int32_t>(pins, ScalarType::Int, slots, "pins");
+  check_apart(pins, "pins", {&held, &place, &ids});
+  check_apart(place, "place", {&held, &ids});
+  for (int64_t i = 0; i < count; ++i) check(at[i] < slots, "a slot is out of range");
+  std::vector<int64_t> late;
+  for (int64_t i = 0; i < count; ++i) {
+    if (i + kPlanAhead < count && at[i + kPlanAhead] >= 0) {
+      __builtin_prefetch(holds + at[i + kPlanAhead]);
+      __builtin_prefetch(uses + at[i + kPlanAhead], 1);
+    }
+    if (at[i] < 0) continue;
+    if (holds[at[i]] == id[i]) {
+      uses[at[i]] = static_cast<int32_t>(static_cast<uint32_t>(uses[at[i]]) + 1);
+    } else {
+      at[i] = -1 - next - static_cast<int64_t>(late.size());
+      late.push_back(i);
+    }
+  }
+  return numbers(late);
+}
+
+void cache_unpin(Tensor pins, Tensor place) {
+  const int64_t count = place.numel(), slots = pins.numel();
+  const int64_t* at = int64_data(place, count, "place");
+  auto* uses = data_of<int32_t>(pins, ScalarType::Int, slots, "pins");
+  check_apart(pins, "pins", {&place});
+  for (int64_t i = 0; i < count; ++i) check(at[i] < slots, "a slot is out of range");
+  for (int64_t i = 0; i < count; ++i) {
+    if (at[i] >= 0) uses[at[i]] = static_cast<int32_t>(static_cast<uint32_t>(uses[at[i]]) - 1);
+  }
+}
+
 }  // namespace
 }  // namespace pyg_scale
 
@@ -159,6 +235,13 @@ STABLE_TORCH_LIBRARY_FRAGMENT(pyg_scale, m) {
   m.def(
       "cache_fill(Tensor(a!) rows, Tensor(b!) held, Tensor slots, Tensor position, Tensor ids, "
       "Tensor out) -> ()");
+  m.def(
+      "cache_places(Tensor slot_at, Tensor miss, Tensor fill_slot, Tensor again, Tensor same, "
+      "int num_slots) -> (Tensor, Tensor)");
+  m.def(
+      "cache_pin(Tensor(a!) pins, Tensor held, Tensor(b!) place, Tensor ids, int next) -> "
+      "Tensor");
+  m.def("cache_unpin(Tensor(a!) pins, Tensor place) -> ()");
   m.def("cache_scatter(Tensor rows, Tensor take, Tensor position, Tensor(a!) out) -> ()");
 }
 
@@ -167,5 +250,8 @@ STABLE_TORCH_LIBRARY_IMPL(pyg_scale, CompositeExplicitAutograd, m) {
   m.impl("cache_plan_placed", TORCH_BOX(&pyg_scale::cache_plan_placed));
   m.impl("cache_copy", TORCH_BOX(&pyg_scale::cache_copy));
   m.impl("cache_fill", TORCH_BOX(&pyg_scale::cache_fill));
+  m.impl("cache_places", TORCH_BOX(&pyg_scale::cache_places));
+  m.impl("cache_pin", TORCH_BOX(&pyg_scale::cache_pin));
+  m.impl("cache_unpin", TORCH_BOX(&pyg_scale::cache_unpin));
   m.impl("cache_scatter", TORCH_BOX(&pyg_scale::cache_scatter));
 }

@@ -179,9 +179,9 @@ class NodeLoader(SampledLoader, torch_geometric.loader.NodeLoader):
             ``pin_memory`` is); workers are threads. Features are kept on the device as far as
             ``device_memory`` goes, see :class:`~pyg_scale.store.DeviceFeatures`, which several
             loaders share as ``feature_store=``. ``"cpu"`` does the same without a device.
-        lazy_x: Whether ``x`` of a batch stays where it is, in memory or in a mapped file, until
-            somebody looks at it. Layers of :mod:`pyg_scale.nn` that get ``(x, x[:n])`` then add up
-            rows straight from there; see ``docs/convs.md``.
+        lazy_x: Whether ``x`` of a batch stays where it is, in memory, in a mapped file or in a
+            cache, until somebody looks at it. Layers of :mod:`pyg_scale.nn` that get ``(x, x[:n])``
+            then add up rows straight from there; see ``docs/convs.md``.
         device_memory: Bytes of the device for that, such as ``"4GB"``; ``None``: half of what is
             free, together with all other loaders and stores that were given no size.
         kwargs: Arguments of :class:`torch.utils.data.DataLoader`.
@@ -284,6 +284,8 @@ class NodeLoader(SampledLoader, torch_geometric.loader.NodeLoader):
                 "batch, over all epochs"
             )
         self.node_sampler = self._keep(sampler, feature_store, self._drawing.why_processes)
+        if lazy_x and self._features is not None:
+            self._features.check_lazy()
         fetches = type(self)._fetch is NodeLoader._fetch
         self._complete([(node_type, self.input_data.node)], pad_to, fetches)
 

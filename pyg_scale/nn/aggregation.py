@@ -21,9 +21,11 @@ from pyg_scale.nn.conv.base import check_features, check_weight, untouched
 from pyg_scale.nn.fallback import NotFused
 from pyg_scale.nn.graph import derived, edges_of, edges_of_sparse, is_sparse
 from pyg_scale.nn.linear import apply_linear, apply_weight
+from pyg_scale.ops import stored_rows
 from pyg_scale.ops.adjacency import Adjacency, recording
 from pyg_scale.ops.aggregate import aggregate
 from pyg_scale.ops.lazy_rows import LazyRows
+from pyg_scale.ops.stored_rows import StoredRows
 
 REDUCTIONS = {
     SumAggregation: "sum",
@@ -63,21 +65,41 @@ def reduce_neighbors(
 
     Lazy features are read where they are, with the bits of gathered ones.
     """
-    graph, x = read_in_place(graph, x)
-    outs = [aggregate(graph, x, weight, each) for each in how]
+    graph, rows = read_in_place(graph, x, weight)
+    outs = [reduce_rows(graph, rows, weight, each) for each in how]
     return layer.aggr_module.combine(outs) if len(outs) > 1 else outs[0]
 
 
-def read_in_place(graph: Adjacency, x: Tensor) -> tuple[Adjacency, Tensor]:
-    """Lazy features as the table that has them, with edges from its rows; others as they are."""
+def read_in_place(
+    graph: Adjacency, x: Tensor, weight: Tensor | None
+) -> tuple[Adjacency, Tensor | StoredRows]:
+    """Lazy features as the rows of their table, with edges from these; others as they are.
+
+    They are gathered where a gradient or a trace needs them as a tensor.
+    """
     if not isinstance(x, LazyRows):
         return graph, x
     unread = None if torch.is_autocast_enabled("cpu") else x.unread()
     if unread is None:
         return graph, x.rows()
-    table, index = unread
+    stored, index = unread
+    matrix = stored.matrix
+    if matrix is None and (
+        (weight is not None and weight.requires_grad) or not stored_rows.usable()
+    ):
+        return graph, x.rows()
     indices = index.index_select(0, graph.indices)
-    return Adjacency.of_checked(graph.indptr, indices, table.size(0), graph.edge_id), table
+    found = Adjacency.of_checked(graph.indptr, indices, stored.rows.size(0), graph.edge_id)
+    return found, stored if matrix is None else matrix
+
+
+def reduce_rows(
+    graph: Adjacency, rows: Tensor | StoredRows, weight: Tensor | None, how: str
+) -> Tensor:
+    """One reduction of the rows that :func:`read_in_place` returns."""
+    if isinstance(rows, StoredRows):
+        return stored_rows.aggregate_stored(graph, rows, weight, how)
+    return aggregate(graph, rows, weight, how)
 
 
 def bipartite(

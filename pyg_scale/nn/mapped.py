@@ -26,6 +26,7 @@ from pyg_scale.nn.aggregation import (
     product_first,
     read_in_place,
     reduce_neighbors,
+    reduce_rows,
     with_in_edges,
 )
 from pyg_scale.nn.linear import is_start_of
@@ -35,6 +36,7 @@ from pyg_scale.ops.aggregate import aggregate, by_source
 from pyg_scale.ops.fused import is_eager
 from pyg_scale.ops.lazy_rows import LazyRows
 from pyg_scale.ops.nonzero_rows import nonzero_rows
+from pyg_scale.ops.stored_rows import StoredRows
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 _WIDE = (torch.float32, torch.float64)
@@ -68,9 +70,10 @@ def mapped_with_root(
     first = product_first(linear, graph, src)
     if first and isinstance(src, LazyRows):
         src = src.rows()
-    graph, src = read_in_place(graph, src)
+    graph, rows = read_in_place(graph, src, weight)
+    src = rows if isinstance(rows, Tensor) else src
     own = None if dst is src or is_start_of(dst, src) else dst
-    call = _Call(graph, num_dst, weight, how[0], first)
+    call = _Call(graph, num_dst, weight, how[0], first, rows)
     mapped: Tensor = _Mapped.apply(src, own, linear.weight, linear.bias, root.weight, call)
     return mapped
 
@@ -107,8 +110,9 @@ def summed_with_own(
     if not mine:
         return reduce_neighbors(layer, graph, src, weight, how) + factor * dst
     num_dst, graph = graph.num_dst, with_in_edges(graph)
-    graph, src = read_in_place(graph, src)
-    call = _Call(graph, num_dst, weight, how[0], False)
+    graph, rows = read_in_place(graph, src, weight)
+    src = rows if isinstance(rows, Tensor) else src
+    call = _Call(graph, num_dst, weight, how[0], False, rows)
     own = None if dst is src or is_start_of(dst, src) else dst
     out: Tensor = _Own.apply(src, own, factor.item(), call)
     return out
@@ -125,6 +129,13 @@ class _Call(NamedTuple):
     """``"sum"`` or ``"mean"``."""
     product_first: bool
     """True if the sources are mapped before they are reduced."""
+    rows: Tensor | StoredRows
+    """The features of the sources, as they are reduced if they are not mapped before."""
+
+    def reduced(self, src: Tensor) -> Tensor:
+        """The reduced sources; ``src`` stands for them in autograd."""
+        rows = self.rows if isinstance(self.rows, StoredRows) else src
+        return reduce_rows(self.graph, rows, self.weight, self.how)
 
 
 def _is_one_function(
@@ -186,7 +197,7 @@ class _Mapped(torch.autograd.Function):
             rows = torch.mm(src, weight.t())
             head.add_(aggregate(call.graph, rows, call.weight, call.how))
         else:
-            reduced = aggregate(call.graph, src, call.weight, call.how)
+            reduced = call.reduced(src)
             head.addmm_(reduced, weight.t())
         kept = call.product_first or dst is None or ctx.needs_input_grad[0]
         ctx.save_for_backward(src if kept else None, dst, weight, bias, root, reduced)
@@ -247,7 +258,7 @@ class _Own(torch.autograd.Function):
     def forward(ctx: Any, src: Tensor, dst: Tensor | None, factor: float, call: _Call) -> Tensor:
         ctx.rest = factor, call, src.size(0), dst is None
         own = _start(src if dst is None else dst, call.num_dst)
-        reduced = aggregate(call.graph, src, call.weight, call.how)
+        reduced = call.reduced(src)
         if reduced.size(0) == call.num_dst:
             return reduced.add_(own, alpha=factor)
         out = memory.empty(own.shape, src.dtype)

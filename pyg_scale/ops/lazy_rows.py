@@ -2,20 +2,65 @@
 
 A first layer that adds up the features of neighbours reads each row about once. Gathering the rows
 before that writes and reads them once more. :class:`LazyRows` stands for the rows: layers of
-:mod:`pyg_scale.nn` read the table itself, by the ids of the nodes.
+:mod:`pyg_scale.nn` read a :class:`Table` itself, by the places of the nodes' rows.
 """
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from pyg_scale.ops.gather import gather
+from pyg_scale.ops.stored_rows import StoredRows
 
-_TABLES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+class Table:
+    """Rows that stay where they are until a batch has been used.
+
+    Args:
+        stored: The rows; if their owner may change them, with a lease that keeps it from that.
+    """
+
+    def __init__(self, stored: StoredRows) -> None:
+        self.stored = stored
+
+    def check(self) -> None:
+        """Refuse rows that are no longer those of the batch.
+
+        Raises:
+            RuntimeError: If they were changed.
+        """
+
+    def read_as(
+        self, dtype: torch.dtype, scale: Tensor | None = None, zero: Tensor | None = None
+    ) -> Table:
+        """The same rows, read as numbers of another dtype; see :class:`StoredRows`."""
+        made = copy.copy(self)
+        made.stored = self.stored._replace(dtype=dtype, scale=scale, zero=zero)
+        return made
+
+
+class WholeTable(Table):
+    """All rows of a tensor, which a change in place would change.
+
+    Args:
+        rows: ``[num_rows, width]``.
+    """
+
+    def __init__(self, rows: Tensor) -> None:
+        super().__init__(StoredRows(rows, rows.dtype))
+        self._version = _version(rows)
+
+    def check(self) -> None:
+        """See :meth:`Table.check`."""
+        if _version(self.stored.rows) != self._version:
+            raise RuntimeError(
+                "the features were changed in place after the batch was made, whose x is lazy: "
+                "make the loader without lazy_x=True, or look at batch.x before"
+            )
 
 
 class LazyRows(Tensor):
@@ -26,31 +71,31 @@ class LazyRows(Tensor):
     the rows as a plain tensor: functions of torch, in-place ones too, copies, pickles.
 
     Args:
-        table: ``[num_rows, channels]``, see :meth:`takes`. It must not be changed until the rows
-            are gathered.
-        index: ``int64`` ``[n]``, rows that exist.
+        table: A table, or a tensor ``[num_rows, channels]``, see :meth:`takes`. It must not be
+            changed until the rows are gathered.
+        index: ``int64`` ``[n]``, places of rows that exist.
 
     Raises:
         TypeError: If the table cannot be read lazily.
     """
 
-    _table: Tensor
+    _table: Table | None
     _index: Tensor
-    _version_of_table: int
     _value: Tensor | None
 
     @staticmethod
-    def __new__(cls, table: Tensor, index: Tensor) -> LazyRows:
+    def __new__(cls, table: Tensor | Table, index: Tensor) -> LazyRows:
         """See :class:`LazyRows`."""
         if not cls.takes(table):
             raise TypeError(
                 "a lazy x needs a contiguous floating point matrix on the CPU, without a gradient"
             )
+        table = table if isinstance(table, Table) else WholeTable(table)
+        stored = table.stored
         made: LazyRows = Tensor._make_wrapper_subclass(
-            cls, (index.numel(), table.size(1)), dtype=table.dtype, device=table.device
+            cls, (index.numel(), stored.columns), dtype=stored.dtype, device=stored.rows.device
         )
         made._table, made._index, made._value = table, index, None
-        made._version_of_table = _version(table)
         return made
 
     @staticmethod
@@ -58,17 +103,11 @@ class LazyRows(Tensor):
         """Return True for a table whose rows can stay in it.
 
         It is a contiguous ``float32``, ``float64``, ``bfloat16`` or ``float16`` matrix on the CPU
-        that needs no gradient.
+        that needs no gradient, or one of fewer bytes that is read as such.
         """
-        return (
-            type(table) is Tensor
-            and table.layout == torch.strided
-            and table.is_cpu
-            and table.dim() == 2
-            and table.dtype in _TABLES
-            and table.is_contiguous()
-            and not table.requires_grad
-        )
+        if isinstance(table, Table):
+            return table.stored.readable
+        return isinstance(table, Tensor) and StoredRows(table, table.dtype).readable
 
     def rows(self) -> Tensor:
         """The rows as a plain tensor ``[n, channels]``.
@@ -77,25 +116,23 @@ class LazyRows(Tensor):
             RuntimeError: If the table was changed since.
         """
         if self._value is None:
-            table, index = self._checked()
-            self._value = gather(table, index)
+            stored, index = self._checked()
+            self._value = stored.gather(index)
+            self._table = None  # which may lend its rows to others again
         return self._value
 
-    def unread(self) -> tuple[Tensor, Tensor] | None:
-        """The table and the ids, or ``None`` if the rows were gathered.
+    def unread(self) -> tuple[StoredRows, Tensor] | None:
+        """The table's rows and the places in them, or ``None`` if the rows were gathered.
 
         Raises:
             RuntimeError: If the table was changed since.
         """
         return self._checked() if self._value is None else None
 
-    def _checked(self) -> tuple[Tensor, Tensor]:
-        if _version(self._table) != self._version_of_table:
-            raise RuntimeError(
-                "the features were changed in place after the batch was made, whose x is lazy: "
-                "make the loader without lazy_x=True, or look at batch.x before"
-            )
-        return self._table, self._index
+    def _checked(self) -> tuple[StoredRows, Tensor]:
+        assert self._table is not None
+        self._table.check()
+        return self._table.stored, self._index
 
     @classmethod
     def __torch_function__(
@@ -148,7 +185,9 @@ def _first_rows(func: Any, x: Any, *rest: Any) -> LazyRows | None:
         _, first, size = rest
         if size < 0 or first < 0 or first + size > x.size(0):
             return None  # and torch says what is wrong
-    return LazyRows(x._table, x._index[first : first + size]) if first == 0 else None
+    if first or x._table is None:
+        return None
+    return LazyRows(x._table, x._index[:size])
 
 
 METADATA = {

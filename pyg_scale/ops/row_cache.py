@@ -189,3 +189,65 @@ def scatter(rows: Tensor, position: Tensor, out: Tensor, take: Tensor | None = N
         torch.ops.pyg_scale.cache_scatter(rows, chosen, position, out)
         return
     out[position] = rows if take is None else rows[take]
+
+
+# Rows that stay in their slots ############################################################
+
+
+def places(plan: CachePlan, num_slots: int) -> tuple[Tensor, Tensor]:
+    """The places of a request's rows, of which those in slots stay there.
+
+    Args:
+        plan: The plan.
+        num_slots: Number of slots.
+
+    Returns:
+        The slot of each row, or ``-1 - p`` for row ``p`` of those that are brought, ``int64``
+        ``[n]``; and the positions of rows that are brought beside ``plan.miss``, after them: those
+        of slots that the plan refills, ``int64``.
+    """
+    if library.compiled():
+        place, moved = torch.ops.pyg_scale.cache_places(
+            plan.slot_at, plan.miss, plan.fill_slot, plan.again, plan.same, num_slots
+        )
+        return place, moved
+    place = plan.slot_at.long()
+    moved = torch.isin(plan.slot_at, plan.fill_slot).nonzero().view(-1)
+    moved = moved[place[moved] >= 0]
+    brought = torch.cat([plan.miss, moved])
+    place[brought] = -1 - torch.arange(brought.numel())
+    place[plan.again] = place[plan.same]
+    return place, moved
+
+
+def pin(pins: Tensor, held: Tensor, place: Tensor, index: Tensor, start: int) -> Tensor:
+    """Count a use of every slot that is a place.
+
+    Args:
+        pins: ``int32`` ``[num_slots]``, the uses of each slot; written to.
+        held: ``int64`` ``[num_slots]``.
+        place: ``int64`` ``[n]``, the places; where a slot holds another row, the place becomes
+            that of a row to be brought, the first of which is row ``start``.
+        index: ``int64`` ``[n]``, the rows.
+        start: Number of rows that were brought.
+
+    Returns:
+        ``int64``: the positions of rows to be brought, in order.
+    """
+    if library.compiled():
+        return torch.ops.pyg_scale.cache_pin(pins, held, place, index, start)
+    position = (place >= 0).nonzero().view(-1)
+    there = held[place[position]] == index[position]
+    late = position[~there]
+    place[late] = -1 - start - torch.arange(late.numel())
+    pins.index_add_(0, place[position[there]], pins.new_ones(int(there.sum())))
+    return late
+
+
+def unpin(pins: Tensor, place: Tensor) -> None:
+    """Take back the uses that :func:`pin` counted for these places."""
+    if library.compiled():
+        torch.ops.pyg_scale.cache_unpin(pins, place)
+        return
+    slots = place[place >= 0]
+    pins.index_add_(0, slots, -pins.new_ones(slots.numel()))

@@ -19,6 +19,7 @@ from pyg_scale import lazy
 
 if TYPE_CHECKING:
     from pyg_scale.graph.topology import CSC, EdgeType, NodeType, Topology, sortable_time
+    from pyg_scale.store.lending import LentRows
 
 __all__ = [
     "CSC",
@@ -31,6 +32,7 @@ __all__ = [
     "DeclaresViews",
     "EdgeType",
     "KeepsInFlight",
+    "LendsRows",
     "LooksAhead",
     "NodeType",
     "ReadSchedule",
@@ -136,6 +138,29 @@ class RowRequester(Protocol):
         Returns:
             For each, a function that waits and returns the rows, ``uint8`` ``[n, row_bytes]``;
             to be called once.
+        """
+
+
+@runtime_checkable
+class LendsRows(Protocol):
+    """A store whose rows can be read where it holds them, beside the few that it brings.
+
+    Stores that return views of whole tensors need not be one: their tensors are read.
+
+    Attributes:
+        lends_rows: False if it has no such rows after all, as the store below it has none.
+    """
+
+    lends_rows: bool
+
+    def lend_rows(self, attr: TensorAttr) -> LentRows | None:
+        """Lend rows of a matrix; their values stay the same while somebody holds them.
+
+        Args:
+            attr: The tensor, with ids ``int64`` ``[n]`` that exist as its index.
+
+        Returns:
+            The rows; ``None`` if those of this tensor have to be read.
         """
 
 

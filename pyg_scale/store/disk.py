@@ -17,6 +17,7 @@ from pyg_scale.store.cache.hot import by_degree_in_parts, listed
 from pyg_scale.store.cache.pending import PendingRead
 from pyg_scale.store.directory import GraphDirectory
 from pyg_scale.store.disk_features import DiskFeatures
+from pyg_scale.store.lending import LentRows
 from pyg_scale.store.read_ahead import ReadAhead
 from pyg_scale.store.rows import Key
 
@@ -171,6 +172,14 @@ class Disk(Cached):
         return state
 
     def _get_tensor(self, attr: TensorAttr) -> Any:
+        self._check_open()
+        return super()._get_tensor(attr)
+
+    def lend_rows(self, attr: TensorAttr) -> LentRows | None:
+        """See :meth:`Cached.lend_rows <pyg_scale.store.cache.Cached.lend_rows>`."""
+        self._check_open()
+        return super().lend_rows(attr)
+
+    def _check_open(self) -> None:
         if any(file.closed for file in self.store.files):
             raise ValueError(f"{self!r} was closed: make another store")
-        return super()._get_tensor(attr)

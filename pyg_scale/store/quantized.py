@@ -12,6 +12,7 @@ from torch_geometric.data import FeatureStore, TensorAttr
 from pyg_scale import plugins
 from pyg_scale.ops import quantize
 from pyg_scale.store.base import is_read_only, returns_views
+from pyg_scale.store.lending import LentRows, lend, lends_rows
 from pyg_scale.store.rows import dense, existing, integers, key_of, name_of, unknown
 
 _HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -245,6 +246,44 @@ class Quantized(FeatureStore):
         out = flat.view(-1, *form.row) if flat.numel() else flat.view(flat.size(0), *form.row)
         single = attr.index is not None and not isinstance(attr.index, slice)
         return out[0] if single and integers(attr.index, attr).dim() == 0 else out
+
+    @property
+    def lends_rows(self) -> bool:
+        """True if the inner store has rows that can be read where they are."""
+        return lends_rows(self.store)
+
+    def lend_rows(self, attr: TensorAttr) -> LentRows | None:
+        """Rows as they are stored, with what decodes them; ``None`` if they have to be read.
+
+        Raises:
+            KeyError: If it is not stored.
+        """
+        for attempt in (0, 1):
+            form = self._find(attr, fresh=attempt == 1)
+            if form is None:
+                return lend(self.store, attr)
+            if len(form.row) != 1:
+                return None
+            try:
+                return self._lend_stored(attr, form)
+            except KeyError:
+                if attempt:  # else another process replaced it in the meantime
+                    raise
+        return None
+
+    def _lend_stored(self, attr: TensorAttr, form: _Form) -> LentRows | None:
+        group, _ = key_of(attr)
+        index: Any = attr.index
+        if form.head:  # the scales are lent with the rows, so that they fit each other
+            size = self._rows_of(group, form)
+            index = torch.cat([index, torch.arange(size, size + form.head)])
+        lent = lend(self.store, self._tensor_attr_cls(group, form.stored_name(), index))
+        if lent is None or not form.head:
+            return lent and LentRows(lent.table.read_as(form.dtype), lent.places)
+        table, places = lent
+        tail = table.stored.gather(places[-form.head :])
+        scales = quantize.columns_of(tail, form.dtype)
+        return LentRows(table.read_as(form.dtype, *scales), places[: -form.head])
 
     def _row_numbers(self, attr: TensorAttr, size: int) -> Tensor:
         if isinstance(attr.index, slice):

@@ -20,6 +20,8 @@ class Reads:
         remote_rows: Number of rows that other ranks sent; a row that a read wants twice is sent
             once.
         remote_bytes: Their bytes.
+        lent_rows: Number of rows that were left where they are (``lazy_x=True``).
+        lent_bytes: Their bytes there.
     """
 
     cache_hits: int = 0
@@ -30,6 +32,8 @@ class Reads:
     local_bytes: int = 0
     remote_rows: int = 0
     remote_bytes: int = 0
+    lent_rows: int = 0
+    lent_bytes: int = 0
 
 
 class _Thread(threading.local):
@@ -62,6 +66,12 @@ def count_remote(rows: int, num_bytes: int) -> None:
     """Called by a store of several ranks: add rows that other ranks sent."""
     _thread.reads.remote_rows += rows
     _thread.reads.remote_bytes += num_bytes
+
+
+def count_lent(rows: int, num_bytes: int) -> None:
+    """Called by who reads for a batch: add rows that are left where they are."""
+    _thread.reads.lent_rows += rows
+    _thread.reads.lent_bytes += num_bytes
 
 
 def take_reads() -> Reads:

@@ -20,8 +20,10 @@ from torch import Tensor
 from torch_geometric.data import FeatureStore, TensorAttr
 from torch_geometric.data.feature_store import _FieldStatus
 
+from pyg_scale.ops.lazy_rows import LazyRows
 from pyg_scale.store.base import (
     DeclaresCapacity,
+    LendsRows,
     LooksAhead,
     RowReader,
     RowRequester,
@@ -251,6 +253,20 @@ class FeatureStoreTests:
             rows = take()
             assert rows.dtype == torch.uint8 and rows.dim() == 2, "rows are uint8 [n, row_bytes]"
             assert torch.equal(rows.contiguous().view(tensor.dtype), tensor[index])
+
+    def test_lent_rows_are_those_that_are_read(self, feature_store: FeatureStore) -> None:
+        tensor = numbers(ROWS, 5).to(torch.float32)
+        store = filled = self.fill(feature_store, {("user", "x"): tensor})
+        if not isinstance(store, LendsRows) or not store.lends_rows:
+            pytest.skip("the store has no lend_rows, or lends none: it is not a LendsRows")
+        kept = []
+        for rows in ([3, 1, 3], [0], [], [9, 3, 8, 1], list(range(ROWS)), [3, 1, 0]):
+            index = torch.tensor(rows, dtype=torch.int64)
+            lent = store.lend_rows(TensorAttr("user", "x", index=index))
+            if lent is not None:
+                kept.append((LazyRows(*lent), filled.get_tensor("user", "x", index)))
+        for lazy, read in kept:  # all at once: what was lent stays
+            assert torch.equal(lazy, read)
 
     def test_announced_batches_are_those_that_are_read(self, feature_store: FeatureStore) -> None:
         tensor = numbers(ROWS, 3)

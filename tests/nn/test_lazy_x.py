@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch_geometric.nn as pyg
 from torch_geometric.data import HeteroData
+from torch_geometric.testing import MyFeatureStore
 
 import pyg_scale
 from pyg_scale import nn
@@ -116,6 +117,9 @@ def test_autocast_and_small_inputs_see_a_tensor(data, monkeypatch):
 # The tensor ################################################################################
 
 
+IDS = [7, 3, 3, 49, 0]
+
+
 @pytest.fixture
 def table():
     return torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
@@ -123,7 +127,7 @@ def table():
 
 @pytest.fixture
 def lazy(table):
-    return LazyRows(table, torch.tensor([7, 3, 3, 49, 0]))
+    return LazyRows(table, torch.tensor(IDS))
 
 
 def test_what_needs_no_rows_reads_none(lazy):
@@ -163,9 +167,8 @@ class _Twice(torch.autograd.Function):
 
 
 @pytest.mark.parametrize("name", TOUCHES)
-def test_a_touch_gives_what_the_rows_give(name, lazy):
-    expected = TOUCHES[name](lazy.rows().clone())
-    lazy = LazyRows(*lazy._checked())
+def test_a_touch_gives_what_the_rows_give(name, lazy, table):
+    expected = TOUCHES[name](table[IDS])
     out = TOUCHES[name](lazy)
     assert type(out) is torch.Tensor and torch.equal(out, expected)
     assert lazy.unread() is None
@@ -200,7 +203,14 @@ def test_gradients_are_refused(lazy, table):
     ):
         with pytest.raises(RuntimeError, match="lazy"):
             use()
-    given = (table.t(), table.int(), table[0], table.clone().requires_grad_(), table.to_sparse())
+    given = (
+        table.t(),
+        table.int(),
+        None,
+        table[0],
+        table.clone().requires_grad_(),
+        table.to_sparse(),
+    )
     for wrong in given:
         assert not LazyRows.takes(wrong)
         with pytest.raises(TypeError, match="contiguous floating point matrix"):
@@ -228,12 +238,20 @@ def test_stores_and_worker_threads(data, tmp_path):
     same(usual, batches(data, lazy_x=True, feature_store=mapped))
 
 
-def test_a_store_without_rows_to_be_read_in_place(data):
-    store = Quantized("memory", "fp16")
+def test_a_store_without_rows_to_be_read_in_place_is_refused(data, tmp_path):
+    store = MyFeatureStore()
     store.put_tensor(data.x, group_name=None, attr_name="x", index=None)
-    usual = batches(data, feature_store=store)
-    for a, b in zip(usual, batches(data, lazy_x=True, feature_store=store), strict=True):
-        assert type(b.x) is torch.Tensor and torch.equal(a.x, b.x)
+    over = Quantized(MyFeatureStore())
+    over.put_tensor(data.x, group_name=None, attr_name="x", index=None)
+    numbers = MemoryFeatureStore()
+    numbers.put_tensor(data.x.int(), group_name=None, attr_name="x", index=None)
+    for wrong in (store, over, numbers):
+        with pytest.raises(ValueError, match="cannot be read where it is.*Cached"):
+            batches(data, lazy_x=True, feature_store=wrong)
+    other = MyFeatureStore()  # x is that of data
+    other.put_tensor(data.x[:, :2], group_name=None, attr_name="other", index=None)
+    found = next(iter(batches(data, lazy_x=True, feature_store=other)))
+    assert isinstance(found.x, LazyRows) and type(found.other) is torch.Tensor
 
 
 def test_types_of_nodes(data):
@@ -246,6 +264,20 @@ def test_types_of_nodes(data):
     ):
         for kind in ("a", "b"):
             assert isinstance(b[kind].x, LazyRows) and torch.equal(b[kind].x, a[kind].x)
+
+
+def test_statistics_say_what_stayed_where_it_is(data):
+    store = MemoryFeatureStore()
+    store.put_tensor(data.x, group_name=None, attr_name="x", index=None)
+    counts = []
+    for options in ({}, {"lazy_x": True}, {"lazy_x": True, "feature_store": store}):
+        loader = batches(data, **options)
+        rows = sum(batch.num_nodes for batch in loader)
+        counts.append(loader.stats()["epoch"]["fetch"])
+        assert counts[-1]["lent_rows"] == (rows if options else 0)
+    assert counts[1]["lent_bytes"] == counts[2]["lent_bytes"] == rows * 4 * CHANNELS
+    assert counts[0]["bytes"] - counts[1]["bytes"] == rows * 4 * CHANNELS
+    assert counts[0]["rows"] == counts[1]["rows"] == counts[2]["rows"]
 
 
 def test_options_that_gather_all_rows_are_refused(data):

@@ -518,6 +518,26 @@ def aggregate(make: Callable[[], Arguments], rows: int, edges: int, heads: int =
     return {**make(), "x": features(rows, 2 * heads), "weight": features(edges, heads)}
 
 
+def stored(make: Callable[[], Arguments], edges: int, rows: Tensor) -> Arguments:
+    """Rows by their places, of which the first two are in another matrix."""
+    given = {k: v for k, v in make().items() if not k.startswith("t_")}
+    given["indices"] = given["indices"] - 2
+    return {
+        **given,
+        "rows": rows,
+        "rest": rows[:2].clone(),
+        "scale": None,
+        "zero": None,
+        "dtype": torch.float32,
+        "weight": features(edges, 1),
+    }
+
+
+def by_column(make: Callable[[], Arguments], edges: int, rows: int) -> Arguments:
+    scales = {"scale": features(3).double(), "zero": features(3).double(), "dtype": torch.float64}
+    return {**stored(make, edges, byte_rows(rows, 3)), **scales, "weight": None}
+
+
 def extreme_grad(make: Callable[[], Arguments], rows: int, edges: int) -> Arguments:
     given = make()
     kept = {k: given[k] for k in ("t_indptr", "t_indices", "t_position", "indptr", "edge_id")}
@@ -553,6 +573,22 @@ CALLS: dict[str, Callable[[], Arguments]] = {
         "out": byte_rows(4),
     },
     "cache_lookup": lambda: {"slot_of": ints(0, 2, 1, -3), "ids": longs(3, 1, 0)},
+    "cache_pin": lambda: {
+        "pins": ints(0, 2, 1),
+        "held": longs(4, 2, 7),
+        "place": longs(1, -1, 2, 0),
+        "ids": longs(2, 5, 8, 4),
+        "next": 1,
+    },
+    "cache_places": lambda: {
+        "slot_at": ints(1, -1, 2, -1),
+        "miss": longs(1),
+        "fill_slot": ints(2),
+        "again": longs(3),
+        "same": longs(1),
+        "num_slots": 3,
+    },
+    "cache_unpin": lambda: {"pins": ints(0, 2, 1), "place": longs(1, -1, 2, 1)},
     "cache_plan_placed": lambda: {
         "slot_of": ints(0, 2, 1, 3),
         "loaded": torch.tensor([1, 0, 0], dtype=torch.uint8),
@@ -916,6 +952,18 @@ CALLS: dict[str, Callable[[], Arguments]] = {
         "counts": [longs(1, 2), longs(2)],
         "neighbor": [longs(4, 5, 6), longs(7, 8)],
         "edge": [ints(0, 1, 2), ints(3, 4)],
+    },
+    "stored_extreme": lambda: {**stored(fused, EDGES, byte_rows(NODES, 12)), "minimum": True},
+    "stored_extreme, by column": lambda: {**by_column(fused, EDGES, NODES), "minimum": False},
+    "stored_sum": lambda: {**stored(fused, EDGES, byte_rows(NODES, 12)), "mean": True},
+    "stored_sum, as they are": lambda: {
+        **stored(fused, EDGES, features(NODES, 4)),
+        "mean": False,
+    },
+    "stored_sum, by column": lambda: {**by_column(fused, EDGES, NODES), "mean": True},
+    "stored_sum, long rows": lambda: {
+        **stored(long_rows, LONG, features(3, 9).half()),
+        "mean": False,
     },
     "stream_partition": partition,
     "stream_partition, ldg": lambda: {

@@ -26,6 +26,7 @@ from pyg_scale.sampler import base
 from pyg_scale.sampler.capabilities import HasEdgeAttrs, HasNodeAttrs, HasPointers
 from pyg_scale.store.directory.data import OpenedGraph, RecordedAttributes
 from pyg_scale.store.directory.frame import FRAME
+from pyg_scale.store.reading import Reads
 
 _OURS = (base.SamplerOutput, base.HeteroSamplerOutput)
 
@@ -305,7 +306,10 @@ def _take_rows(
             rows = store.waiting_rows(key, index)
     lazy = rows is None and source.lazy_x and not address[0] and key == "x"
     if lazy and LazyRows.takes(store[key]):
-        into[key] = LazyRows(store[key], index)
+        into[key] = found = LazyRows(store[key], index)
+        size = found.numel() * found.dtype.itemsize
+        source.stats.count("fetch", rows=index.numel())
+        source.stats.count_reads(Reads(lent_rows=index.numel(), lent_bytes=size))
         return
     if rows is None:
         into[key] = select_rows(store, key, store[key], index, source.stats)

@@ -14,9 +14,10 @@ from torch_geometric.data import FeatureStore, TensorAttr
 from pyg_scale.graph.topology import EdgeType, NodeType
 from pyg_scale.loader.stats import Stats
 from pyg_scale.ops.lazy_rows import LazyRows
-from pyg_scale.store.base import look_ahead_of, returns_views
-from pyg_scale.store.reading import take_reads
-from pyg_scale.store.rows import request
+from pyg_scale.store.base import look_ahead_of
+from pyg_scale.store.lending import lend, lends_features
+from pyg_scale.store.reading import count_lent, take_reads
+from pyg_scale.store.rows import Key, key_of
 
 HOMOGENEOUS_EDGES = (None, None)
 """The group of edge features in a feature store of a homogeneous graph, as in
@@ -66,6 +67,7 @@ class Features:
         self._num_nodes = dict(num_nodes)
         self._num_edges = dict(num_edges)
         self._of_edges: dict[tuple[Any, str], bool] = {}
+        self._lent: dict[Key, bool] = {}
         for attr in self._attrs():
             self._is_of_edges(attr)
 
@@ -92,19 +94,20 @@ class Features:
             node: Ids of nodes, by type.
             edge: Ids of edges, by type.
             stats: Counts the rows and bytes that were read.
-            lazy_x: Whether ``x`` of nodes stays in the store, if it returns views.
+            lazy_x: Whether ``x`` of nodes stays in the store, if that lends its rows.
 
         Raises:
             ValueError: If the store returns another number of rows than was asked for.
         """
         wanted = self.wanted(node, edge)
-        if lazy_x and returns_views(self.store):
-            lazy = [self._lazy(*each) for each in wanted]
+        take_reads()
+        if lazy_x:
+            lazy = [self._lazy(*each, stats) for each in wanted]
+            stats.count_reads(take_reads())
             yield from (each for each in lazy if each is not None)
             wanted = [each for each, found in zip(wanted, lazy, strict=True) if found is None]
         if not wanted:
             return
-        take_reads()
         values = self.store.multi_get_tensor([attr for attr, _, _ in wanted])
         stats.count_reads(take_reads())
         for (attr, of_edges, group), value in zip(wanted, values, strict=True):
@@ -118,14 +121,37 @@ class Features:
             stats.count("fetch", rows=value.size(0), num_bytes=value.numel() * value.element_size())
             yield Feature(of_edges, group, attr.attr_name, value)
 
-    def _lazy(self, attr: TensorAttr, of_edges: bool, group: Group) -> Feature | None:
-        """``x`` of nodes, not read yet; ``None`` for other features."""
-        if of_edges or attr.attr_name != "x":
+    def _lazy(self, attr: TensorAttr, of_edges: bool, group: Group, stats: Stats) -> Feature | None:
+        """``x`` of nodes where it is; ``None`` for other features."""
+        if of_edges or attr.attr_name != "x" or not self._lends(attr):
             return None
-        table = self.store.get_tensor(request(attr, None))
-        if not LazyRows.takes(table):
+        lent = lend(self.store, attr)
+        if lent is None or not LazyRows.takes(lent.table):  # it was replaced
             return None
-        return Feature(False, group, "x", LazyRows(table, attr.index))
+        count, copied = lent.places.numel(), lent.num_copied
+        stats.count("fetch", rows=count, num_bytes=copied * lent.row_bytes)
+        count_lent(count - copied, (count - copied) * lent.row_bytes)
+        return Feature(False, group, "x", LazyRows(*lent))
+
+    def _lends(self, attr: TensorAttr) -> bool:
+        key = key_of(attr)
+        if key not in self._lent:
+            self._lent[key] = lends_features(self.store, attr)
+        return self._lent[key]
+
+    def check_lazy(self) -> None:
+        """Refuse ``lazy_x=True`` if the store has ``x`` of nodes, and none that it can lend.
+
+        Raises:
+            ValueError: Says so.
+        """
+        given = [a for a in self._attrs() if a.attr_name == "x" and not self._is_of_edges(a)]
+        if given and not any(map(self._lends, given)):
+            raise ValueError(
+                f"lazy_x=True: x of {self.store} cannot be read where it is. That takes a matrix "
+                "of floating point numbers in memory, in a mapped file or in a cache "
+                "(pyg_scale.store.Cached): use one, or leave lazy_x out"
+            )
 
     def wanted(
         self, node: Mapping[NodeType, Tensor], edge: Mapping[EdgeType, Tensor | None]

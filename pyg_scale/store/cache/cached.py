@@ -18,12 +18,15 @@ from pyg_scale.errors import was_interrupted
 from pyg_scale.files.byte_size import byte_size
 from pyg_scale.ops import memory, row_cache
 from pyg_scale.ops.belady import MOST
+from pyg_scale.ops.lazy_rows import Table
+from pyg_scale.ops.stored_rows import StoredRows
 from pyg_scale.store.announced import served_now
 from pyg_scale.store.base import RowReader, RowRequester, is_read_only, returns_views
 from pyg_scale.store.cache.hot import hot_lists, hot_of
 from pyg_scale.store.cache.pending import CoalescedRead, PendingRead, Read
 from pyg_scale.store.cache.row_cache import RowCache, RowCaches, RowRequest
 from pyg_scale.store.cache.schedule import TOGETHER, Schedule
+from pyg_scale.store.lending import LentRows, lend
 from pyg_scale.store.reading import count_hits
 from pyg_scale.store.rows import (
     Key,
@@ -200,6 +203,9 @@ class Cached(FeatureStore):
         """True if the store refuses writes."""
         return is_read_only(self.store)
 
+    lends_rows = True
+    """Rows in the cache can be read where they are."""
+
     @property
     def returns_views(self) -> bool:
         """True if whole tensors and slices may share memory with the store."""
@@ -248,30 +254,78 @@ class Cached(FeatureStore):
                 self.forget_all()
             raise
 
+    def lend_rows(self, attr: TensorAttr) -> LentRows | None:
+        """Rows of a matrix where they are: in slots of the cache, beside those that it lacks.
+
+        A row in a slot stays there as long as somebody holds it. ``None`` if rows of this tensor
+        have to be read: they are no matrix, or it has no slots and the store lends none.
+
+        Raises:
+            KeyError: If the store has no such tensor.
+            IndexError: If a row does not exist.
+        """
+        try:
+            return self._lent_of(attr)
+        except BaseException as error:
+            if was_interrupted(error):
+                self.forget_all()
+            raise
+
     def _rows_of(self, attr: TensorAttr) -> Any:
-        if self._pid != os.getpid():  # a fork may have copied locked locks
-            self._begin()
-        index, key = listed_ids(attr.index), key_of(attr)
+        self._begin_after_fork()
+        index = listed_ids(attr.index)
         if index is None or index.device.type != "cpu":
             return self._from_store(attr, attr.index)
         while True:
-            with self.planning:
-                state = self._current()
-                cache = state.caches.get(key)
-                try:
-                    request = None if cache is None else self._request(cache, key, index)
-                except IndexError as error:
-                    raise IndexError(f"{name_of(attr)}: {error}") from None
+            state, cache, request = self._planned(attr, index)
             if cache is None or request is None:
                 with self.planning:
                     self._before["misses"] += index.numel()
                 return self._from_store(attr, index)
-            out = self._serve(cache, state.rows[key], request, attr)
-            if self._state is state:
-                count_hits(request.hits, request.hits * cache.row_bytes)
+            out = self._serve(cache, state.rows[key_of(attr)], request, attr)
+            if self._is_current(state, cache, request):
                 return out
-            with self._writing:  # after a write meanwhile: never mix rows of two versions
-                pass
+
+    def _lent_of(self, attr: TensorAttr) -> LentRows | None:
+        self._begin_after_fork()
+        index = listed_ids(attr.index)
+        with self.planning:
+            rows = self._current().rows.get(key_of(attr))
+        if index is None or index.device.type != "cpu" or rows is None or len(rows.row) != 1:
+            return None
+        while True:
+            state, cache, request = self._planned(attr, index)
+            if cache is None or request is None:
+                return lend(self.store, request_of(attr, index))
+            rows = state.rows[key_of(attr)]
+            held, rest, place, lease = cache.lend(request, self._reader(attr, rows))
+            if self._is_current(state, cache, request):
+                both = held.view(rows.dtype), rest.view(rows.dtype)
+                stored = StoredRows(both[0], rows.dtype, both[1], lease=lease)
+                return LentRows(Table(stored), place)
+
+    def _begin_after_fork(self) -> None:
+        if self._pid != os.getpid():  # a fork may have copied locked locks
+            self._begin()
+
+    def _planned(
+        self, attr: TensorAttr, index: Tensor
+    ) -> tuple[RowCaches, RowCache | None, RowRequest | None]:
+        with self.planning:
+            state, key = self._current(), key_of(attr)
+            cache = state.caches.get(key)
+            try:
+                return state, cache, None if cache is None else self._request(cache, key, index)
+            except IndexError as error:
+                raise IndexError(f"{name_of(attr)}: {error}") from None
+
+    def _is_current(self, state: RowCaches, cache: RowCache, request: RowRequest) -> bool:
+        """Return True if rows that were served are those of the store; counts them then."""
+        if self._state is state:
+            count_hits(request.hits, request.hits * cache.row_bytes)
+            return True
+        with self._writing:  # after a write meanwhile: never mix rows of two versions
+            return False
 
     def _request(self, cache: RowCache, key: Key, index: Tensor) -> RowRequest:
         served = served_now(self)

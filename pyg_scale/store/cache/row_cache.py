@@ -4,19 +4,22 @@ A request is planned first: plans are made one after the other, and give the pla
 all earlier requests are served. Then missing rows are read, by many threads at once, and slots are
 copied and filled in the order of the plans. The row in a slot is checked whenever it is copied, so
 that a request that fails or is given up costs others one more read, and never gives a wrong value.
+Rows that are lent stay in their slots until their :class:`Lease` ends: they are not filled then.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_scale.ops import library, row_cache
+from pyg_scale.ops import library, memory, row_cache
 from pyg_scale.ops.belady import Belady
 from pyg_scale.ops.gather import gather
 from pyg_scale.ops.row_cache import Placed
@@ -72,6 +75,33 @@ class RowRequest:
         return self.index.numel() - self.plan.miss.numel()
 
 
+class Lease:
+    """Keeps slots from being refilled as long as it lives.
+
+    Args:
+        returned: Gets the places in the end: by this, as whoever ends it may have any lock.
+        place: The places of a request, see :func:`pyg_scale.ops.row_cache.pin`.
+    """
+
+    def __init__(self, returned: deque[Tensor], place: Tensor) -> None:
+        self._returned, self._place = returned, place
+
+    def __del__(self) -> None:
+        self._returned.append(self._place)
+
+
+class Lent(NamedTuple):
+    """The rows of a request, of which those in slots stay there."""
+
+    held: Tensor
+    """``uint8`` ``[num_slots, row_bytes]``."""
+    rest: Tensor
+    """``uint8`` ``[m, row_bytes]``, the others."""
+    place: Tensor
+    """``int64`` ``[n]``: the slot of each row, or ``-1 - p`` for row ``p`` of the others."""
+    lease: Lease
+
+
 class RowCache:
     """Slots for rows of one tensor.
 
@@ -91,6 +121,8 @@ class RowCache:
         self._turns = Turns()
         self._planning = threading.Lock()
         self._slots = threading.Lock()
+        self._pins: Tensor | None = None  # once rows were lent
+        self._returned = deque[Tensor]()
 
     def request(
         self, index: Tensor, now: int = 0, given_up: Callable[[], bool] = never
@@ -138,9 +170,61 @@ class RowCache:
             row_cache.scatter(out, plan.again, out, take=plan.same)
             if request.turn is not None:
                 with self._slots:
-                    self._fill(request, late, out, in_turn)
+                    planned = plan.fill, plan.fill_slot
+                    self._fill(index, planned, (late, plan.slot_at[late]), out, in_turn)
         finally:
             self.drop(request)
+
+    def lend(self, request: RowRequest, read: Read) -> Lent:
+        """Leave the cached rows of a request in their slots, and bring the others.
+
+        No slot is refilled while somebody has its lease. A row that should go there is not cached,
+        and is read again when it is needed (``late``).
+
+        Args:
+            request: A request of this cache.
+            read: Reads rows that are not cached.
+        """
+        index, plan = request.index, request.plan
+        try:
+            place, moved = row_cache.places(plan, self.num_slots)
+            count = plan.miss.numel()
+            brought = plan.miss if not moved.numel() else torch.cat([plan.miss, moved])
+            rest = memory.empty([brought.numel(), self.row_bytes], torch.uint8)
+            ids = gather(index, brought)
+            if count:
+                pending, position = request.pending, torch.from_numpy(np.arange(count))
+                if pending is None or not pending.take(position, rest, request.given_up):
+                    read(ids[:count], position, rest)
+            in_turn = request.turn is not None and self._turns.wait(request.turn, request.given_up)
+            with self._slots:
+                slots = plan.slot_at[moved]
+                late = row_cache.copy(self.rows, self.held, slots, ids[count:], rest[count:])
+                lost = row_cache.pin(self._pinned(), self.held, place, index, brought.numel())
+                lease = Lease(self._returned, place)
+            again, owned = late + count, slots[late]
+            if lost.numel():
+                again = torch.cat([again, torch.arange(lost.numel()) + brought.numel()])
+                owned = torch.cat([owned, plan.slot_at[lost]])
+                more = rest.new_empty(lost.numel(), self.row_bytes)
+                rest, ids = torch.cat([rest, more]), torch.cat([ids, index[lost]])
+            if again.numel():
+                read(ids[again], again, rest)
+            if request.turn is not None:
+                with self._slots:
+                    filled = -1 - place[plan.fill], plan.fill_slot
+                    self._fill(ids, filled, (again, owned), rest, in_turn)
+            return Lent(self.rows, rest, place, lease)
+        finally:
+            self.drop(request)
+
+    def _pinned(self) -> Tensor:
+        """The uses of each slot, without those that ended."""
+        if self._pins is None:
+            self._pins = torch.zeros(self.num_slots, dtype=torch.int32)
+        while self._returned:
+            row_cache.unpin(self._pins, self._returned.popleft())
+        return self._pins
 
     def drop(self, request: RowRequest) -> None:
         """End a request that was served or never will be."""
@@ -149,15 +233,33 @@ class RowCache:
         if request.turn is not None:
             self._turns.done(request.turn)
 
-    def _fill(self, request: RowRequest, late: Tensor, out: Tensor, in_turn: bool) -> None:
-        self.late += late.numel()
-        index, plan = request.index, request.plan
-        position, slot = plan.fill, plan.fill_slot
+    def _fill(
+        self,
+        index: Tensor,
+        planned: tuple[Tensor, Tensor],
+        late: tuple[Tensor, Tensor],
+        out: Tensor,
+        in_turn: bool,
+    ) -> None:
+        """Put rows into slots.
+
+        Args:
+            index: The rows of ``out``, ``int64`` ``[n]``.
+            planned: Positions in ``out``, and the slot that the plan has for each.
+            late: The same of rows that the slot should have had.
+            out: ``uint8`` ``[n, row_bytes]``.
+            in_turn: True if all earlier requests are done.
+        """
+        self.late += late[0].numel()
+        position, slot = planned
         if not in_turn:  # later plans may have assigned the slots to other rows, and filled them
             position, slot = self._still_owned(index, position, slot)
-        if late.numel():
-            again, same_slot = self._still_owned(index, late, plan.slot_at[late])
+        if late[0].numel():
+            again, same_slot = self._still_owned(index, *late)
             position, slot = torch.cat([position, again]), torch.cat([slot, same_slot])
+        if self._pins is not None:
+            free = self._pinned()[slot.long()] == 0
+            position, slot = position[free], slot[free]
         if position.numel():
             row_cache.fill(self.rows, self.held, slot, position, index, out)
 
@@ -178,7 +280,8 @@ class RowCache:
             "evictions": self.policy.evictions,
             "slots": self.num_slots,
             "cached_bytes": int((self.held >= 0).sum()) * self.row_bytes,
-            "index_bytes": self.policy.index_bytes() + 8 * self.num_slots,
+            "index_bytes": self.policy.index_bytes()
+            + (8 if self._pins is None else 12) * self.num_slots,
         }
 
 

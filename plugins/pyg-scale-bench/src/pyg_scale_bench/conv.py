@@ -47,6 +47,7 @@ from pyg_scale_bench.rounds import OURS, PYG
 from pyg_scale_bench.steps import OPS, SPARSE, Case, Gauge, Graph, compare, once
 from pyg_scale_bench.training import (
     CLASSES,
+    FEATURE_STORES,
     FEATURES,
     MODELS,
     TRIMS,
@@ -59,9 +60,17 @@ from pyg_scale_bench.training import (
 RELATIONS = 8
 STEPS = {"sage": "whole", "sage-trimmed": "trimmed", "sage-pairs": "pairs"}
 """Every training step by name, with the rows that layers compute: see :class:`TwoLayers`."""
-FIRST = {"first": False, "first-lazy": True}
-"""Every step of a loader and a first layer by name, with True if the ``x`` of ours is lazy."""
-_ABOUT_FIRST = "; first: our loader and a SAGE layer, which in first-lazy reads features itself"
+FIRST = {
+    f"first{'' if store == 'memory' else '-' + store}{'-lazy' if lazy else ''}": (store, lazy)
+    for store in FEATURE_STORES
+    for lazy in (False, True)
+}
+"""Every step of a loader and a first layer by name, with the name of the store of features, and
+True if the ``x`` of ours is lazy."""
+_ABOUT_FIRST = (
+    "; first: our loader and a SAGE layer, which in -lazy reads features itself; cached: a cache "
+    "of half of the rows over memory"
+)
 ALONE = ", messages"
 """The end of the names of layers of which only messages and their aggregation are measured."""
 BATCHES = "batches"
@@ -395,12 +404,13 @@ def first_layer_cases(
     """
     theirs, ours = (n.SAGEConv(FEATURES, hidden) for n in (torch_geometric.nn, pyg_scale.nn))
     ours.load_state_dict(theirs.state_dict())
+    store, lazy = FIRST[name]
     return [
         _case(
             name, BATCHES, True, side, 0, 0, 0,
-            first_layer_step(layer, data, num_neighbors, batch_size, lazy_x),
+            first_layer_step(layer, data, num_neighbors, batch_size, store, lazy_x),
         )
-        for side, layer, lazy_x in ((OURS, ours, FIRST[name]), (PYG, theirs, False))
+        for side, layer, lazy_x in ((OURS, ours, lazy), (PYG, theirs, False))
     ]  # fmt: skip
 
 

@@ -10,11 +10,12 @@ import torch
 import torch.nn.functional as F
 import torch_geometric.nn
 from torch import Tensor, nn
-from torch_geometric.data import Data
+from torch_geometric.data import Data, FeatureStore
 from torch_geometric.nn import SAGEConv
 
 import pyg_scale.nn
 from pyg_scale.loader import NeighborLoader
+from pyg_scale.store import Cached, MemoryFeatureStore, Quantized
 
 
 class GraphSAGE(nn.Module):
@@ -150,8 +151,39 @@ def batches(data: Data, num_neighbors: Sequence[int], batch_size: int) -> list[D
     return [batch for _, batch in zip(range(4), loader)]
 
 
+def _int8(x: Tensor) -> FeatureStore:
+    return _filled(Quantized("memory", "int8"), x)
+
+
+def _fp16(x: Tensor) -> FeatureStore:
+    return _filled(Quantized("memory", "fp16"), x)
+
+
+def _cached(x: Tensor) -> FeatureStore:
+    return Cached(_filled(MemoryFeatureStore(), x), x.nbytes // 2, "sieve")
+
+
+def _filled(store: FeatureStore, x: Tensor) -> FeatureStore:
+    store.put_tensor(x, group_name=None, attr_name="x", index=None)
+    return store
+
+
+FEATURE_STORES: dict[str, Callable[[Tensor], FeatureStore | None]] = {
+    "memory": lambda _: None,
+    "int8": _int8,
+    "fp16": _fp16,
+    "cached": _cached,
+}
+"""The stores of a first layer's features by name; ``None`` if the graph has them."""
+
+
 def first_layer_step(
-    layer: nn.Module, data: Data, num_neighbors: Sequence[int], batch_size: int, lazy_x: bool
+    layer: nn.Module,
+    data: Data,
+    num_neighbors: Sequence[int],
+    batch_size: int,
+    store: str,
+    lazy_x: bool,
 ) -> Callable[[], float]:
     """A batch of our loader, and a first layer on it with gradients of its parameters.
 
@@ -160,12 +192,18 @@ def first_layer_step(
         data: The graph, of which ``edge_index`` is used.
         num_neighbors: Neighbours per hop.
         batch_size: Seeds of a batch.
+        store: A name of :data:`FEATURE_STORES`.
         lazy_x: See :class:`~pyg_scale.loader.NodeLoader`.
     """
     size = int(data.num_nodes or 0)
     generator = torch.Generator().manual_seed(0)
-    full = Data(edge_index=data.edge_index, x=torch.randn(size, FEATURES, generator=generator))
-    loader = NeighborLoader(full, list(num_neighbors), lazy_x=lazy_x, seed=0)
+    x = torch.randn(size, FEATURES, generator=generator)
+    features = FEATURE_STORES[store](x)
+    full = Data(edge_index=data.edge_index, num_nodes=size)
+    if features is None:
+        full.x = x
+    options: dict[str, Any] = {"feature_store": features, "lazy_x": lazy_x, "seed": 0}
+    loader = NeighborLoader(full, list(num_neighbors), **options)
     seeds = cycle(torch.randperm(size, generator=generator).split(batch_size))
 
     def step() -> float:
