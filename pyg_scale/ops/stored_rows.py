@@ -42,7 +42,7 @@ class StoredRows(NamedTuple):
     zero: Tensor | None = None
     """Zeros of columns, ``[columns]``."""
     lease: Any = None
-    """What keeps the owner of the rows from changing them, as long as somebody holds it."""
+    """Keeps the owner of the rows from changing them, as long as somebody holds it."""
 
     @property
     def columns(self) -> int:

@@ -156,6 +156,8 @@ def _changed(rng: random.Random, name: str, value: Any, tensors: Sequence[Tensor
         return rng.choice(REALS)
     if isinstance(value, torch.dtype):
         return rng.choice(KINDS)
+    if isinstance(value, str):
+        return rng.choice(["", value[1:], 2 * value, 4096 * value])
     assert isinstance(value, list)
     how = rng.randrange(6)
     if value and how > 2:

@@ -775,6 +775,18 @@ CALLS: dict[str, Callable[[], Arguments]] = {
     "gat_attention, long rows": lambda: {**gat(long_rows, 3, LONG), "need_weights": False},
     "gat_attention_grad": lambda: grad_of(gat(fused, NODES, EDGES), NODES, EDGES, 3),
     "gat_attention_grad, long rows": lambda: grad_of(gat(long_rows, 3, LONG), 3, LONG, 3),
+    "edge_formula_compiled": lambda: {
+        "indptr": longs(0, 2, 2, 3),
+        "indices": longs(1, 2, 0),
+        "edge_id": None,
+        "inputs": [features(3, 4), features(3, 4)],
+        "ends": [0, 2],
+        "module": "edge_formula_none",
+        "numbers": [0.5],
+        "width": 4,
+        "reduced": 1,
+        "kept": [1],
+    },
     "first_places": lambda: {"key": longs(7, 0, 7, 2**40, 0), "distinct": 3},
     "gather": lambda: {"x": features(5, 3), "index": longs(4, 0, 2), "num_threads": 2},
     "gather_cached": lambda: {
@@ -991,5 +1003,5 @@ CALLS: dict[str, Callable[[], Arguments]] = {
     "unmap_rows": lambda: {"x": features(4096), "device": 0},
 }
 
-NEED_A_DEVICE = {"map_rows", "unmap_rows"}
+NEED_A_DEVICE = {"edge_formula_compiled", "map_rows", "unmap_rows"}
 """Of these every call raises where there is no GPU."""

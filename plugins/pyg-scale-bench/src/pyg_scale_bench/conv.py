@@ -47,8 +47,8 @@ from pyg_scale_bench.rounds import OURS, PYG
 from pyg_scale_bench.steps import OPS, SPARSE, Case, Gauge, Graph, compare, once
 from pyg_scale_bench.training import (
     CLASSES,
-    FEATURE_STORES,
     FEATURES,
+    FIRST,
     MODELS,
     TRIMS,
     TwoLayers,
@@ -60,17 +60,8 @@ from pyg_scale_bench.training import (
 RELATIONS = 8
 STEPS = {"sage": "whole", "sage-trimmed": "trimmed", "sage-pairs": "pairs"}
 """Every training step by name, with the rows that layers compute: see :class:`TwoLayers`."""
-FIRST = {
-    f"first{'' if store == 'memory' else '-' + store}{'-lazy' if lazy else ''}": (store, lazy)
-    for store in FEATURE_STORES
-    for lazy in (False, True)
-}
-"""Every step of a loader and a first layer by name, with the name of the store of features, and
-True if the ``x`` of ours is lazy."""
-_ABOUT_FIRST = (
-    "; first: our loader and a SAGE layer, which in -lazy reads features itself; cached: a cache "
-    "of half of the rows over memory"
-)
+_ABOUT_FIRST = """; first: our loader and a SAGE layer, which in -lazy reads features itself; \
+cached: a cache of half of the rows over memory"""
 ALONE = ", messages"
 """The end of the names of layers of which only messages and their aggregation are measured."""
 BATCHES = "batches"

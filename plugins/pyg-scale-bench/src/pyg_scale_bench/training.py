@@ -176,6 +176,14 @@ FEATURE_STORES: dict[str, Callable[[Tensor], FeatureStore | None]] = {
 }
 """The stores of a first layer's features by name; ``None`` if the graph has them."""
 
+FIRST = {
+    f"first{'' if store == 'memory' else '-' + store}{'-lazy' if lazy else ''}": (store, lazy)
+    for store in FEATURE_STORES
+    for lazy in (False, True)
+}
+"""Every step of a loader and a first layer by name, with the name of the store of features, and
+True if the ``x`` of ours is lazy."""
+
 
 def first_layer_step(
     layer: nn.Module,

@@ -1,4 +1,4 @@
-// stored_extreme: the largest or smallest entries of rows by destination, as they are read
+// stored_rows_extreme: the largest or smallest entries of rows by destination, as they are read
 // from where a store holds them (the meaning is in pyg_scale/ops/stored_rows.py).
 
 #include <torch/csrc/stable/library.h>
