@@ -240,7 +240,8 @@ PYG_SCALE_DEVICE void put_by_source(const Grouping& args, int64_t at, int64_t ro
 }
 
 // The edge of place i by source, if edges are grouped so: threads of a warp then mostly read the
-// same group. An edge out of a hub gets its position by destination for now.
+// same group. Of an edge out of a hub, by_source gets the position by destination: these are what
+// sort_hubs_by_source sorts.
 PYG_SCALE_DEVICE void order_edge(const Grouping& args, int64_t i) {
   int64_t e = i, position = i;
   uint64_t own = 0;
