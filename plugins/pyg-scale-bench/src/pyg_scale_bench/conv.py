@@ -60,8 +60,8 @@ from pyg_scale_bench.training import (
 RELATIONS = 8
 STEPS = {"sage": "whole", "sage-trimmed": "trimmed", "sage-pairs": "pairs"}
 """Every training step by name, with the rows that layers compute: see :class:`TwoLayers`."""
-_ABOUT_FIRST = """; first: our loader and a SAGE layer, which in -lazy reads features itself; \
-cached: a cache of half of the rows over memory"""
+_ABOUT_FIRST = """; first, in turns: our loader and a SAGE layer, which in -lazy reads features \
+itself; cached: a cache of half of the rows over memory"""
 ALONE = ", messages"
 """The end of the names of layers of which only messages and their aggregation are measured."""
 BATCHES = "batches"
@@ -148,16 +148,16 @@ def _measure(args: argparse.Namespace, found: dict[str, Any], gauge: Gauge) -> N
     if args.steps:
         seen = batches(data, args.num_neighbors, args.batch_size)
         reached = seen[0].edge_index[1].unique().numel()
-        size = seen[0].num_nodes, reached, seen[0].num_edges
-        found["graphs"].append(_described(BATCHES, *size))
+        found["graphs"].append(_described(BATCHES, seen[0].num_nodes, reached, seen[0].num_edges))
         torch.manual_seed(0)
         for name in args.steps:
-            if name in FIRST:
-                hops = args.num_neighbors
-                cases = first_layer_cases(name, data, hops, args.batch_size, args.hidden)
-            else:
-                cases = step_cases(name, seen, args.hidden)
-            run(name, BATCHES, cases)
+            if name not in FIRST:
+                run(name, BATCHES, step_cases(name, seen, args.hidden))
+        sizes = args.num_neighbors, args.batch_size, args.hidden
+        # All in one, as lazy rows are compared with gathered ones.
+        if first := [name for name in args.steps if name in FIRST]:
+            cases = [case for name in first for case in first_layer_cases(name, data, *sizes)]
+            run(", ".join(first), BATCHES, cases)
     seconds = 0.0 if args.quick else args.small_seconds
     found["small"] = small.measure(args.small, args.sizes, args.small_channels, seconds)
 
