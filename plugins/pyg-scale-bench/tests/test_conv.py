@@ -16,7 +16,7 @@ from pyg_scale.loader import NeighborLoader
 from pyg_scale.nn import FusedConv, chunks, fallbacks, forget_fallbacks
 from pyg_scale.ops import colptr, library
 from pyg_scale_bench import command, conv, small, training
-from pyg_scale_bench.steps import OPS, Case, Graph
+from pyg_scale_bench.steps import OPS, Case, Gauge, Graph
 
 SMALL = shlex.split(
     "--nodes 500 --edges 4000 --channels 8 --heads 2 --batch-size 16 --num-neighbors 3,2 "
@@ -255,6 +255,29 @@ def test_first_layers_have_the_same_result(name: str) -> None:
     ours, theirs = conv.first_layer_cases(name, data, [4, 3], 50, 16)
     for _ in range(3):
         assert ours.step() == pytest.approx(theirs.step(), rel=1e-3)
+
+
+def test_lazy_and_gathered_first_layers_take_turns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    turns: list[list[tuple[str, str]]] = []
+
+    def measure(_: Gauge, cases: list[Case], *args: Any) -> None:
+        turns.append([(case.about["op"], case.side) for case in cases])
+        for case in cases:
+            case.seconds.append(1.0)
+
+    monkeypatch.setattr(Gauge, "measure", measure)
+    steps = "--ops none --layers none --small none --steps first,sage,first-lazy"
+    threads = torch.get_num_threads()
+    try:
+        assert command.main(["conv", *SMALL, *steps.split()]) == 0
+    finally:
+        torch.set_num_threads(threads)
+    capsys.readouterr()
+    names = [{name for name, _ in together} for together in turns]
+    assert names == [{"sage"}, {"first", "first-lazy"}]
+    assert [len(together) for together in turns] == [2, 4]
 
 
 def test_arguments(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from itertools import cycle, pairwise
 from typing import Any
 
@@ -185,6 +186,12 @@ FIRST = {
 True if the ``x`` of ours is lazy."""
 
 
+@lru_cache(maxsize=1)  # all steps that are measured in turns share them
+def _features(num_nodes: int) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(num_nodes, FEATURES, generator=generator)
+
+
 def first_layer_step(
     layer: nn.Module,
     data: Data,
@@ -204,15 +211,15 @@ def first_layer_step(
         lazy_x: See :class:`~pyg_scale.loader.NodeLoader`.
     """
     size = int(data.num_nodes or 0)
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(size, FEATURES, generator=generator)
+    x = _features(size)
     features = FEATURE_STORES[store](x)
     full = Data(edge_index=data.edge_index, num_nodes=size)
     if features is None:
         full.x = x
     options: dict[str, Any] = {"feature_store": features, "lazy_x": lazy_x, "seed": 0}
     loader = NeighborLoader(full, list(num_neighbors), **options)
-    seeds = cycle(torch.randperm(size, generator=generator).split(batch_size))
+    order = torch.randperm(size, generator=torch.Generator().manual_seed(0))
+    seeds = cycle(order.split(batch_size))
 
     def step() -> float:
         batch = loader(next(seeds))
