@@ -80,7 +80,7 @@ def leaves_nothing_behind() -> Iterator[None]:
     left = _until_empty(lambda: set(_processes()) - processes)
     assert not left, f"left processes running: {sorted(map(str, left))}"
     assert _environment() == environment, "changed os.environ"
-    assert _torch_settings() == settings, "changed torch's settings: threads, dtype or device"
+    assert _torch_settings() == settings, "changed torch's settings: threads, dtype, device or autocast"
 
 
 def _threads() -> list[threading.Thread]:
@@ -142,7 +142,9 @@ def _environment() -> dict[str, str]:
 
 
 def _torch_settings() -> tuple[object, ...]:
-    return torch.get_num_threads(), torch.get_default_dtype(), torch.get_default_device()
+    autocast = [torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")]
+    defaults = torch.get_default_dtype(), torch.get_default_device()
+    return torch.get_num_threads(), *defaults, *autocast
 
 
 def _until_empty(find: Callable[[], set]) -> set:

@@ -90,9 +90,12 @@ def test_a_formula_that_is_too_long_gathers_rows(monkeypatch):
 def test_autocast_is_that_of_the_device(monkeypatch):
     given = given_to("gine")
     _, ours = pair(LAYERS["gine"][0])
-    monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: kind == "cuda")
-    with on_cuda(monkeypatch):
-        ours(*given)
+    torch.set_autocast_enabled("cuda", True)  # torch.autocast asks for a device
+    try:
+        with on_cuda(monkeypatch):
+            ours(*given)
+    finally:
+        torch.set_autocast_enabled("cuda", False)
     assert list(fallbacks(ours)[""]) == ["rows of features gathered for add"]
 
 
