@@ -109,7 +109,7 @@ Tensor gather(Tensor x, Tensor index, int64_t num_threads) {
   Tensor out = pool_empty(sizes, x.scalar_type());
   auto* to = static_cast<char*>(out.mutable_data_ptr());
 
-  const bool past = RowWriter::suits(rows.bytes, count * rows.bytes);
+  const bool past = passes_caches(rows.bytes, count * rows.bytes);
   std::atomic<int64_t> wrong{count};
   const auto copy = [&](int64_t begin, int64_t end) {
     const int64_t stop = column.wide ? copy_any(rows, static_cast<const int64_t*>(column.data),

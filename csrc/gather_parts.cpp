@@ -146,7 +146,7 @@ std::vector<Tensor> gather_parts(std::vector<Tensor> x, Tensor part, Tensor loca
     all_bytes += matrix.bytes;
     out.push_back(pool_empty({count, matrix.bytes}, ScalarType::Byte));
     matrix.out = static_cast<char*>(out.back().mutable_data_ptr());
-    matrix.past = RowWriter::suits(matrix.bytes, count * matrix.bytes);
+    matrix.past = passes_caches(matrix.bytes, count * matrix.bytes);
   }
   if (matrices.empty()) return out;
   const Places book = places_of({part}, {local}, {offsets}, {num_rows})[0];

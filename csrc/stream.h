@@ -19,7 +19,8 @@
 
 namespace pyg_scale {
 
-constexpr int64_t kLine = 64;  // bytes
+constexpr int64_t kLine = 64;   // bytes
+constexpr int64_t kPiece = 16;  // the least that is written past the caches
 
 inline int64_t offset_in_line(const char* at) {
   return static_cast<int64_t>(reinterpret_cast<uintptr_t>(at) % kLine);
@@ -38,6 +39,31 @@ inline bool has_wide_stores() {
 [[gnu::target("avx512f")]] inline void stream_wide(char* to, const char* from, int64_t bytes) {
   for (int64_t at = 0; at < bytes; at += kLine) {
     _mm512_stream_si512(reinterpret_cast<__m512i*>(to + at), _mm512_loadu_si512(from + at));
+  }
+}
+#endif
+
+#ifdef PYG_SCALE_WIDE_STORES
+// A line in two stores. Nothing is between them, as a line whose halves come late is written twice.
+[[gnu::target("avx2"), gnu::always_inline]] inline void stream_halves(char* to, const char* from) {
+  const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+  const __m256i high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + kLine / 2));
+  _mm256_stream_si256(reinterpret_cast<__m256i*>(to), low);
+  _mm256_stream_si256(reinterpret_cast<__m256i*>(to + kLine / 2), high);
+}
+
+// A line that begins with `held` bytes from one place and ends with others, in pieces.
+[[gnu::target("avx2"), gnu::always_inline]] inline void stream_both(char* to, const char* first,
+                                                                    int64_t held,
+                                                                    const char* second) {
+  constexpr int64_t kPieces = kLine / kPiece;
+  __m128i piece[kPieces];
+  for (int64_t i = 0; i < kPieces; ++i) {
+    const char* from = i * kPiece < held ? first + i * kPiece : second + (i * kPiece - held);
+    piece[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  }
+  for (int64_t i = 0; i < kPieces; ++i) {
+    _mm_stream_si128(reinterpret_cast<__m128i*>(to) + i, piece[i]);
   }
 }
 #endif

@@ -80,7 +80,7 @@ def leaves_nothing_behind() -> Iterator[None]:
     left = _until_empty(lambda: set(_processes()) - processes)
     assert not left, f"left processes running: {sorted(map(str, left))}"
     assert _environment() == environment, "changed os.environ"
-    assert _torch_settings() == settings, "changed torch's settings: threads, dtype, device or autocast"
+    assert _torch_settings() == settings, "changed torch's threads, dtype, device or autocast"
 
 
 def _threads() -> list[threading.Thread]:

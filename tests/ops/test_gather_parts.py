@@ -52,7 +52,7 @@ def test_many_rows() -> None:
         gather_parts([_split(x, book)], book.part, book.local, book.offsets, index)
 
 
-@pytest.mark.parametrize("row_bytes", [65, 400, 1601])
+@pytest.mark.parametrize("row_bytes", [65, 256, 400, 1601])
 def test_outputs_larger_than_the_caches(row_bytes: int) -> None:
     """They are written by lines, of which several rows, blocks and threads may have a part."""
     generator = torch.Generator().manual_seed(row_bytes)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from pyg_scale.ops import library, sample
 from pyg_scale.ops.expand import ExpandedNodes, InEdges, expand_neighbors
+from pyg_scale.ops.gather import gather
 from pyg_scale.ops.induced_edges import induced_edges
 from pyg_scale.ops.join_clusters import join_clusters
 
@@ -47,6 +48,10 @@ def results() -> Iterator[Tensor | None]:
     indptr = torch.cat([torch.zeros(1, dtype=torch.int64), torch.arange(ROWS).cumsum(0)])
     node = torch.randperm(ROWS, generator=torch.Generator().manual_seed(1))
     partptr = torch.tensor([0, 20, 20, 90, ROWS])
+    draw = torch.Generator().manual_seed(2)
+    for row_bytes in (65, 128, 400, 1616):  # more than the caches hold
+        x = torch.randint(256, (300, row_bytes), dtype=torch.uint8, generator=draw)
+        yield gather(x, torch.randint(300, ((9 << 20) // row_bytes,), generator=draw))
     for index, edge_id in columns():
         alike = edge_id is None or (edge_id.dtype, edge_id.stride()) == (
             index.dtype,
