@@ -16,6 +16,7 @@ Every part measures its cases in turns, so that a slow minute affects all alike:
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import importlib.util
 import sys
@@ -160,25 +161,34 @@ def _subgraphs(args: argparse.Namespace, _: Callable[[], Data]) -> dict[str, Any
     shadow = {"depth": _DEPTH, "num_neighbors": _NEIGHBORS, "batch_size": args.batch_size}
     saint_name = f"GraphSAINT, {roots:,} walks of {_WALK}"
     shadow_name = f"ShaDow, {_DEPTH} hops of {_NEIGHBORS}"
-    make: dict[str, Callable[[Any], Any]] = {
-        saint_name: lambda of: of.GraphSAINTRandomWalkSampler(data, log=False, **saint),
-        shadow_name: lambda of: of.ShaDowKHopSampler(data, node_idx=seeds, **shadow),
-        f"clusters, 10 of {10 * number}": lambda of: of.ClusterLoader(cut, batch_size=10),
+    make: dict[str, Callable[..., Any]] = {
+        saint_name: lambda of, **how: of.GraphSAINTRandomWalkSampler(
+            data, log=False, **saint, **how
+        ),
+        shadow_name: lambda of, **how: of.ShaDowKHopSampler(data, node_idx=seeds, **shadow, **how),
+        f"clusters, 10 of {10 * number}": lambda of, **how: of.ClusterLoader(
+            cut, batch_size=10, **how
+        ),
     }
     needs_sparse = {saint_name, shadow_name}
     cases = []
-    for name, made in make.items():
-        own = partial(_epoch_and_copies, made(ours), data.x)
-        cases.append(_Turns(side=OURS, name=name, run=own))
-        peer = _Turns(side=PYG, name=name, run=partial(_of_pyg, made, name in needs_sparse))
-        if args.without_pyg:
-            peer.error = "left out"
-        elif name in needs_sparse and "torch-sparse" not in working:
-            peer.error = "torch-sparse does not work here"
-        cases.append(peer)
+    for workers in args.workers:
+        how = {"num_workers": workers, "persistent_workers": True} if workers else {}
+        for name, made in make.items():
+            named = f"{name}, {workers} workers" if workers else name
+            own = partial(_epoch_and_copies, made(ours, **how), data.x)
+            theirs = _of_pyg(partial(made, pyg, **how), name in needs_sparse)
+            peer = _Turns(side=PYG, name=named, run=theirs)
+            if args.without_pyg:
+                peer.error = "left out"
+            elif name in needs_sparse and "torch-sparse" not in working:
+                peer.error = "torch-sparse does not work here"
+            cases += _in_turns([_Turns(side=OURS, name=named, run=own), peer], args.rounds)
+            del own, theirs, peer
+            gc.collect()  # ends PyG's workers, before others are forked
     reasons = [] if args.without_pyg else peers.backends()
     return {
-        "cases": _in_turns(cases, args.rounds),
+        "cases": cases,
         "backends": [vars(backend) for backend in reasons],
     }
 
@@ -198,9 +208,15 @@ def _epoch_and_copies(loader: Any, x: Tensor) -> dict[str, float]:
     return found | {"copy_seconds": time.perf_counter() - begin}
 
 
-def _of_pyg(make: Callable[[Any], Any], needs_sparse: bool) -> dict[str, float]:
-    with peers.using("torch-sparse") if needs_sparse else nullcontext():
-        return _epoch(make(pyg))
+def _of_pyg(make: Callable[[], Any], needs_sparse: bool) -> Callable[[], dict[str, float]]:
+    """Runs an epoch of one of PyG's loaders, the same each time, as workers stay with it."""
+    kept = cache(make)
+
+    def run() -> dict[str, float]:
+        with peers.using("torch-sparse") if needs_sparse else nullcontext():
+            return _epoch(kept())
+
+    return run
 
 
 # Disk #####################################################################################
@@ -378,8 +394,8 @@ def report(found: Mapping[str, Any]) -> Report:
             f"{settings['layer_nodes']:,} nodes a hop for LADIES and FastGCN"
         ),
         (
-            f"no workers, {settings['threads']} thread(s) of torch; cases take turns, medians of "
-            f"{settings['rounds']} rounds"
+            f"no workers, but where a name has some; {settings['threads']} thread(s) of torch; "
+            f"cases take turns, medians of {settings['rounds']} rounds"
         ),
     ]
     tables: list[Table] = []
@@ -527,6 +543,7 @@ BENCHMARK = Benchmark(
             "batches": Option(10, "of a round", least=1),
             "rounds": Option(5, least=1),
             "threads": Option(1, "of torch", least=1),
+            "workers": Option([0, 2], "of loaders of subgraphs, one number after the other"),
         },
         "training": sampler_training.OPTIONS,
         "disk": {
