@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from importlib.util import find_spec
@@ -73,6 +74,27 @@ def test_points_apart_pair_the_seeds() -> None:
     assert sampler_training.points_apart([0.90, 0.92], [0.91, 0.91]) == "+0.00 ± 1.00"
     assert sampler_training.points_apart([0.80, 0.82], [0.81, 0.83]) == "-1.00 ± 0.00"
     assert sampler_training.points_apart([0.80], [0.81]) == "-1.00"
+
+
+def test_a_layer_for_each_hop() -> None:
+    given = {"data": None, "train_nodes": 600, "train_edges": 6000, "train_share": 0.1}
+    how = {"epochs": 2, "repeats": 1, "hidden": 8, "train_batch_size": 32}
+    args = argparse.Namespace(train_neighbors=[4, 3, 2], labor_alone=True, **given, **how)
+    found = sampler_training.measure(args, Data)
+    assert list(found["runs"]) == ["neighbours", "LABOR", "LABOR, layers dependent"]
+    assert all(len(run) >= 2 for (run,) in found["runs"].values())
+    model = sampler_training.Sums(5, 8, 8, 3)
+    edges, weight = torch.tensor([[0, 1, 2], [1, 2, 3]]), torch.ones(3)
+    x = torch.randn(4, 5, requires_grad=True)
+    model(x, edges, weight)[3].sum().backward()
+    assert x.grad is not None and x.grad[0].abs().sum() > 0  # three hops away
+
+
+@pytest.mark.parametrize("share", ["0", "0.8"])
+def test_shares_to_train_on(share: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        command.main(["sampler", "--quick", "--train-share", share])
+    assert "--train-share must be a share, above 0, at most 0.75" in capsys.readouterr().err
 
 
 def test_weights_of_means() -> None:

@@ -521,6 +521,14 @@ def _report_walks(part: Any, lines: list[str]) -> tuple[Table, list[Panel]]:
     return Table(header, rows, "Walks", align="lr"), [Panel("Steps of walks", bars, "M steps/s")]
 
 
+def _wrong(args: argparse.Namespace) -> str | None:
+    if not 0 < args.cache <= 1:
+        return "--cache must be a share, above 0, at most 1"
+    if not 0 < args.train_share <= 0.75:
+        return "--train-share must be a share, above 0, at most 0.75: a quarter is for testing"
+    return None
+
+
 BENCHMARK = Benchmark(
     "sampler",
     __doc__,
@@ -565,5 +573,5 @@ BENCHMARK = Benchmark(
         "batches": 2, "rounds": 1, "disk_batch_size": 16, "disk_batches": 8, "walks": 500,
         **sampler_training.QUICK,
     },
-    lambda args: None if 0 < args.cache <= 1 else "--cache must be a share, above 0, at most 1",
+    _wrong,
 )  # fmt: skip

@@ -1,13 +1,14 @@
 """Accuracy after equal epochs and after equal time, of one model trained with each sampler.
 
-The model has two layers of ``GraphConv`` that add up weighted neighbours: with samplers that bring
-weights those of the batch, else one over the number of in-edges that the batch has, as a mean does.
-An epoch is equally many steps for all. After it, the clock stands still while the model predicts
-the classes of all test nodes with all in-edges. Who is done with all epochs early goes on for as
-long as sampling neighbours took. There are enough epochs for the accuracy with neighbours to change
-little over the second half of them. GraphSAINT goes without its norms, which would take longer to
-estimate than the training takes. A batch of clusters is a quarter of them: the communities of the
-generated graph are larger than a cluster, and a tenth would lose nine tenths of the edges.
+The model has a layer of ``GraphConv`` for each hop, which adds up weighted neighbours: with
+samplers that bring weights those of the batch, else one over the number of in-edges that the batch
+has, as a mean does. An epoch is equally many steps for all. After it, the clock stands still while
+the model predicts the classes of all test nodes with all in-edges. Who is done with all epochs
+early goes on for as long as sampling neighbours took. There are enough epochs for the accuracy with
+neighbours to change little over the second half of them. GraphSAINT goes without its norms, which
+would take longer to estimate than the training takes. A batch of clusters is a quarter of them: the
+communities of the generated graph are larger than a cluster, and a tenth would lose nine tenths of
+the edges.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain, islice, repeat
+from itertools import chain, islice, pairwise, repeat, starmap
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
@@ -44,11 +45,13 @@ OPTIONS: Options = {
     "data": Option(help="an .npz archive or a data set of PyG to train on; default: generated"),
     "train_nodes": Option(20_000, "of the generated graph"),
     "train_edges": Option(400_000, "of it"),
+    "train_share": Option(0.5, "of its nodes to train on; a quarter are for testing"),
     "epochs": Option(20, least=1),
     "repeats": Option(6, "seeds of model and loader", least=1),
     "hidden": Option(64, "channels of the model"),
     "train_batch_size": Option(512, "seeds", least=1),
-    "train_neighbors": Option(10, "neighbours of each of the two hops", least=1),
+    "train_neighbors": Option([10, 10], "of each hop, as 10,10: so many layers has the model"),
+    "labor_alone": Option(False, "train with neighbours and with LABOR alone"),
 }
 
 QUICK = {
@@ -80,8 +83,8 @@ class Step(NamedTuple):
     y: Tensor
 
 
-class TwoSums(nn.Module):
-    """Two layers that add up weighted neighbours.
+class Sums(nn.Module):
+    """Layers that add up weighted neighbours.
 
     Args:
         channels: Numbers of channels before, between and after them.
@@ -89,12 +92,14 @@ class TwoSums(nn.Module):
 
     def __init__(self, *channels: int) -> None:
         super().__init__()
-        first, hidden, last = channels
-        self.first, self.last = GraphConv(first, hidden), GraphConv(hidden, last)
+        self.layers = nn.ModuleList(starmap(GraphConv, pairwise(channels)))
 
     def forward(self, x: Tensor, edge_index: Tensor, weight: Tensor) -> Tensor:
         """Class scores ``[num_nodes, num_classes]``."""
-        return self.last(self.first(x, edge_index, weight).relu(), edge_index, weight)
+        *first, last = self.layers
+        for layer in first:
+            x = layer(x, edge_index, weight).relu()
+        return last(x, edge_index, weight)
 
 
 def mean_weights(edge_index: Tensor, num_nodes: int) -> Tensor:
@@ -108,7 +113,7 @@ Epoch = Callable[[], Iterator[Step]]
 
 def _ways(data: Data, args: argparse.Namespace, seed: int) -> dict[str, Epoch]:
     """The steps of an epoch of each sampler."""
-    hops, size = [args.train_neighbors] * 2, args.train_batch_size
+    hops, size = args.train_neighbors, args.train_batch_size
     common: dict[str, Any] = {"shuffle": True, "seed": seed}
     steps = -(-int(data.train_mask.sum()) // size)
 
@@ -139,7 +144,7 @@ def _ways(data: Data, args: argparse.Namespace, seed: int) -> dict[str, Epoch]:
         return epoch
 
     def of_roots() -> Epoch:
-        loader = ShaDowKHopSampler(data, 2, few, data.train_mask, batch_size=size, **common)
+        loader = ShaDowKHopSampler(data, len(hops), few, data.train_mask, batch_size=size, **common)
 
         def epoch() -> Iterator[Step]:
             for batch in loader:
@@ -148,19 +153,23 @@ def _ways(data: Data, args: argparse.Namespace, seed: int) -> dict[str, Epoch]:
 
         return epoch
 
-    few = max(1, args.train_neighbors // 2)  # each root has nodes of its own
-    cut = ClusterData(data, _CLUSTERS * steps, log=False, method="multilevel")
-    quarter = -(-len(cut) // _BATCHES)
-    roots = max(1, (data.num_nodes or 0) // 10)
-    return {
+    of_labor = {
         BASE: of_seeds("native"),
         "LABOR": of_seeds(Labor()),
         "LABOR, layers dependent": of_seeds(Labor(layer_dependency=True)),
+    }
+    if args.labor_alone:
+        return of_labor
+    few = max(1, min(hops) // 2)  # each root has nodes of its own
+    cut = ClusterData(data, _CLUSTERS * steps, log=False, method="multilevel")
+    quarter = -(-len(cut) // _BATCHES)
+    roots = max(1, (data.num_nodes or 0) // 10)
+    return of_labor | {
         **{
             f"LABOR, {number:,} batches dependent": of_seeds(Labor(batch_dependency=number))
             for number in (steps, args.dependency)
         },
-        "LADIES": of_seeds(Ladies(), [4 * size] * 2),
+        "LADIES": of_seeds(Ladies(), [4 * size] * len(hops)),
         "clusters": of_subgraphs(ClusterLoader(cut, batch_size=quarter, **common)),
         "GraphSAINT": of_subgraphs(
             GraphSAINTRandomWalkSampler(data, roots, 2, num_steps=steps, log=False, seed=seed)
@@ -181,7 +190,8 @@ def measure(args: argparse.Namespace, _: Callable[[], Data]) -> dict[str, Any]:
         models, optimizers = {}, {}
         for name in ways:
             torch.manual_seed(seed)
-            models[name] = TwoSums(data.num_features, args.hidden, classes)
+            hidden = [args.hidden] * (len(args.train_neighbors) - 1)
+            models[name] = Sums(data.num_features, *hidden, classes)
             optimizers[name] = torch.optim.Adam(models[name].parameters(), lr=0.01)
             runs.setdefault(name, []).append([])
         for number in range(_MOST_EPOCHS * args.epochs):
@@ -203,7 +213,8 @@ def measure(args: argparse.Namespace, _: Callable[[], Data]) -> dict[str, Any]:
 def _data(args: argparse.Namespace) -> Data:
     if args.data is None:
         size = (args.train_nodes, args.train_edges, 16, 32)
-        return planted_communities(*size, homophily=0.7, signal=0.4)
+        split = (args.train_share, 0.75 - args.train_share, 0.25)
+        return planted_communities(*size, homophily=0.7, signal=0.4, split=split)
     data = load(args.data)
     if "train_mask" not in data:
         torch.manual_seed(0)
