@@ -7,7 +7,6 @@ import json
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -90,11 +89,24 @@ def test_a_layer_for_each_hop() -> None:
     assert x.grad is not None and x.grad[0].abs().sum() > 0  # three hops away
 
 
-@pytest.mark.parametrize("share", ["0", "0.8"])
-def test_shares_to_train_on(share: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        command.main(["sampler", "--quick", "--train-share", share])
-    assert "--train-share must be a share, above 0, at most 0.75" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (["--cache", "0"], "--cache must be a share, above 0, at most 1"),
+        (["--parts", "none"], "--parts"),
+        (["--rounds", "0"], "--rounds must be at least 1"),
+        (["--train-share", "0"], "--train-share must be a share, above 0, at most 0.75"),
+        (["--train-share", "0.8"], "--train-share must be a share, above 0, at most 0.75"),
+        (["--train-neighbors", "0,5"], "--train-neighbors must be numbers of at least 1"),
+        (["--workers", "0,-1"], "--workers must be numbers of at least 0"),
+    ],
+)
+def test_wrong_arguments(
+    wrong: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        command.main(["sampler", "--dir", "x", *wrong])
+    assert message in capsys.readouterr().err
 
 
 def test_weights_of_means() -> None:
@@ -107,14 +119,6 @@ def test_a_star_and_a_power_law() -> None:
     degree = torch.bincount(data.edge_index[1], minlength=121)
     assert data.num_nodes == 121
     assert degree[120] == 20 and degree[100:120].tolist() == [1] * 20
-
-
-@pytest.mark.parametrize("wrong", [["--cache", "0"], ["--parts", "none"], ["--rounds", "0"]])
-def test_wrong_arguments(wrong: list[str], tmp_path: Path) -> None:
-    arguments: list[Any] = ["sampler", "--dir", str(tmp_path), *wrong]
-    with pytest.raises(SystemExit) as end:
-        command.main(arguments)
-    assert end.value.code == 2
 
 
 CLUSTER = """

@@ -526,6 +526,9 @@ def _wrong(args: argparse.Namespace) -> str | None:
         return "--cache must be a share, above 0, at most 1"
     if not 0 < args.train_share <= 0.75:
         return "--train-share must be a share, above 0, at most 0.75: a quarter is for testing"
+    for option, least in (("train_neighbors", 1), ("workers", 0)):
+        if min(getattr(args, option), default=-1) < least:
+            return f"--{option.replace('_', '-')} must be numbers of at least {least}"
     return None
 
 
