@@ -95,9 +95,6 @@ class alignas(64) Expansion {  // not two threads on one cache line
   static constexpr int64_t kAhead = 16;  // rows; covers the latency of memory
   static constexpr int64_t kSoon = 8;    // rows whose pointers have come
   static constexpr int64_t kFirst = 12;  // rows whose page is looked up, for all their lines
-  // So many pages at once. The processor looks up several at a time, but not beyond a row that it
-  // reads meanwhile.
-  static constexpr int64_t kTogether = 8;
 
   template <bool kParts, bool kBySource>
   void expand_rows(const EdgeView& view, const HopOptions& hop, const Rows& rows, int64_t begin,
@@ -241,12 +238,12 @@ class alignas(64) Expansion {  // not two threads on one cache line
   // The in-edges of a row, with room for all of them.
   PYG_SCALE_PREFETCH Candidates next_row(const EdgeView& view, const NarrowEdges& edges,
                                          const Rows& rows, int64_t row, int64_t stop) {
-    if (row % kTogether == 0) {
-      const int64_t first = row + kFirst, next = first + kTogether;
+    if (row % kPagesAtOnce == 0) {
+      const int64_t first = row + kFirst, next = first + kPagesAtOnce;
       for (int64_t i = first; i < std::min(next, stop); ++i) {
         edges.prefetch(view.indptr[rows.at(i)]);
       }
-      for (int64_t i = next; i < std::min(next + kTogether, stop); ++i) {
+      for (int64_t i = next; i < std::min(next + kPagesAtOnce, stop); ++i) {
         __builtin_prefetch(view.indptr + rows.at(i));
       }
     }

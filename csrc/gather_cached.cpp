@@ -14,6 +14,7 @@
 #include "graph_view.h"
 #include "pool.h"
 #include "prefetch.h"
+#include "row_writer.h"
 
 namespace pyg_scale {
 namespace {
@@ -30,7 +31,8 @@ Bytes bytes_of(const Tensor& x, const char* name) {
   const int64_t count = dense.size(0);
   int64_t row = static_cast<int64_t>(dense.element_size());
   for (int64_t d = 1; d < dense.dim(); ++d) row *= dense.size(d);
-  return {dense, static_cast<const char*>(dense.const_data_ptr()), count, row};
+  const auto* data = static_cast<const char*>(dense.const_data_ptr());
+  return {dense, data ? data : "", count, row};  // rows of no bytes are somewhere, too
 }
 
 [[noreturn]] void no_row(int64_t i, int64_t row, const char* of, int64_t count) {
@@ -53,29 +55,37 @@ Tensor gather_cached(Tensor cached, Tensor rest, Tensor index, std::optional<Ten
   for (int64_t d = 1; d < cached.dim(); ++d) sizes.push_back(cached.size(d));
   Tensor out = pool_empty(sizes, cached.scalar_type());
   char* to = static_cast<char*>(out.mutable_data_ptr());
-  const int64_t ahead = rows_ahead(held.row);
-  const auto prefetch = [&](int64_t i) __attribute__((always_inline)) {
+  // Where a row is, or null; always inlined, see prefetch.h.
+  const auto at = [&](int64_t i) __attribute__((always_inline)) -> const char* {
     const int64_t id = ids[i];
-    if (slot_of && (id < 0 || id >= left.count)) return;
+    if (slot_of && (id < 0 || id >= left.count)) [[unlikely]]
+      return nullptr;
     const int64_t slot = slot_of ? slots[id] : id;
     const Bytes& from = slot >= 0 ? held : left;
     const int64_t row = slot >= 0 ? slot : slot_of ? id : -1 - slot;
-    if (row < from.count) prefetch_row_start(from.data + row * held.row, held.row);
+    return row < from.count ? from.data + row * held.row : nullptr;
   };
-  for (int64_t i = 0; i < count; ++i) {
-    if (i + ahead < count) prefetch(i + ahead);
+  const auto refuse = [&](int64_t i) {
     const int64_t id = ids[i];
-    int64_t slot = id;
-    if (slot_of) {
-      if (id < 0 || id >= left.count) no_row(i, id, "slot_of", left.count);
-      slot = slots[id];
+    if (slot_of && (id < 0 || id >= left.count)) no_row(i, id, "slot_of", left.count);
+    const int64_t slot = slot_of ? slots[id] : id;
+    if (slot >= 0) no_row(i, slot, "cached", held.count);
+    no_row(i, slot_of ? id : -1 - slot, "rest", left.count);
+  };
+  if (passes_caches(held.row, count * held.row)) {
+    const int64_t done = write_rows(count, held.row, to, at);
+    if (done < count) refuse(done);
+    return out;
+  }
+  const int64_t ahead = rows_ahead(held.row);
+  for (int64_t i = 0; i < count; ++i) {
+    if (const char* coming = i + ahead < count ? at(i + ahead) : nullptr) {
+      prefetch_row_start(coming, held.row);
     }
-    const bool inside = slot >= 0;
-    const Bytes& from = inside ? held : left;
-    const int64_t row = inside ? slot : slot_of ? id : -1 - slot;
-    if (row >= from.count) no_row(i, row, inside ? "cached" : "rest", from.count);
-    if (held.row == 0) continue;
-    std::memcpy(to + i * held.row, from.data + row * held.row, static_cast<size_t>(held.row));
+    const char* from = at(i);
+    if (!from) [[unlikely]]
+      refuse(i);
+    std::memcpy(to + i * held.row, from, static_cast<size_t>(held.row));
   }
   return out;
 }

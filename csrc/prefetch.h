@@ -19,6 +19,10 @@ PYG_SCALE_PREFETCH void prefetch_entry(const T* table, int64_t i) {
                      kWrite, kLocality);
 }
 
+// Rows whose pages are looked up together, before all their lines need it. The processor looks up
+// several pages at a time, but none beyond the rows that it reads meanwhile.
+constexpr int64_t kPagesAtOnce = 8;
+
 // The bytes of a row that are prefetched. After them, the processor prefetches by itself.
 constexpr int64_t kRowStart = 1024;
 

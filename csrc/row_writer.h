@@ -122,8 +122,12 @@ template <typename Writer, typename At>
   for (int64_t i = 0; i < ahead; ++i) prefetch(i);
   Writer writer(out);
   for (int64_t i = 0; i < n; ++i) {
-    // The page is looked up once, before all lines of the row need it.
-    if (i + 2 * ahead < n) __builtin_prefetch(at(i + 2 * ahead), 0, 2);
+    if (i % kPagesAtOnce == 0) {
+      const int64_t first = i + ahead + kPagesAtOnce;
+      for (int64_t j = first; j < std::min(first + kPagesAtOnce, n); ++j) {
+        __builtin_prefetch(at(j), 0, 2);
+      }
+    }
     prefetch(i + ahead);
     const char* row = at(i);
     if (!row) [[unlikely]]

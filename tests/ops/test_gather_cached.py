@@ -53,6 +53,30 @@ def test_the_rest_is_not_read_where_a_row_is_cached() -> None:
     assert torch.equal(gather_cached(made.cached, rest, made.index, made.slot_of), made.expected)
 
 
+@pytest.mark.parametrize("columns", [33, 100])
+def test_outputs_larger_than_the_caches(columns: int) -> None:
+    """They are written by lines, of which several rows may have a part."""
+    made = rows(torch.float32, (columns,), count=(9 << 20) // (4 * columns))
+    looked_up = gather_cached(made.cached, made.table, made.index, made.slot_of)
+    assert torch.equal(looked_up, made.expected)
+    staged, place = made.staged()
+    assert torch.equal(gather_cached(made.cached, staged, place), made.expected)
+    place[-2] = -1 - staged.size(0)
+    where = rf"index\[{place.numel() - 2}\] leads to row {staged.size(0)} of rest"
+    with pytest.raises(IndexError, match=where):
+        gather_cached(made.cached, staged, place)
+
+
+def test_rows_of_no_bytes() -> None:
+    made = rows(torch.float32, (0,))
+    assert gather_cached(made.cached, made.table, made.index, made.slot_of).shape == (
+        made.index.numel(),
+        0,
+    )
+    with pytest.raises(IndexError, match=r"index\[0\] leads to row 17 of cached"):
+        gather_cached(made.cached, made.table, torch.tensor([17, 0]))
+
+
 def test_numbers_that_are_no_rows() -> None:
     made = rows(torch.float32, (3,))
     with pytest.raises(IndexError, match=r"index\[1\] leads to row 50 of slot_of, which has 50"):
