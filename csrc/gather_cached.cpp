@@ -55,22 +55,24 @@ Tensor gather_cached(Tensor cached, Tensor rest, Tensor index, std::optional<Ten
   for (int64_t d = 1; d < cached.dim(); ++d) sizes.push_back(cached.size(d));
   Tensor out = pool_empty(sizes, cached.scalar_type());
   char* to = static_cast<char*>(out.mutable_data_ptr());
-  // Where a row is, or null; always inlined, see prefetch.h.
-  const auto at = [&](int64_t i) __attribute__((always_inline)) -> const char* {
+  // The slot of a row, or -1 - p for row p of the rest. These are always inlined, see prefetch.h.
+  const auto place = [&](int64_t i) __attribute__((always_inline)) {
     const int64_t id = ids[i];
-    if (slot_of && (id < 0 || id >= left.count)) [[unlikely]]
-      return nullptr;
-    const int64_t slot = slot_of ? slots[id] : id;
-    const Bytes& from = slot >= 0 ? held : left;
-    const int64_t row = slot >= 0 ? slot : slot_of ? id : -1 - slot;
+    if (!slot_of) return id;
+    if (id < 0 || id >= left.count) [[unlikely]]
+      return INT64_MIN;  // row 2^63 - 1 of the rest
+    const int64_t slot = slots[id];
+    return slot >= 0 ? slot : -1 - id;
+  };
+  const auto at = [&](int64_t i) __attribute__((always_inline)) -> const char* {
+    const int64_t p = place(i), row = p >= 0 ? p : -1 - p;
+    const Bytes& from = p >= 0 ? held : left;
     return row < from.count ? from.data + row * held.row : nullptr;
   };
   const auto refuse = [&](int64_t i) {
-    const int64_t id = ids[i];
-    if (slot_of && (id < 0 || id >= left.count)) no_row(i, id, "slot_of", left.count);
-    const int64_t slot = slot_of ? slots[id] : id;
-    if (slot >= 0) no_row(i, slot, "cached", held.count);
-    no_row(i, slot_of ? id : -1 - slot, "rest", left.count);
+    if (place(i) >= 0) no_row(i, place(i), "cached", held.count);
+    if (slot_of) no_row(i, ids[i], "slot_of", left.count);
+    no_row(i, -1 - place(i), "rest", left.count);
   };
   if (passes_caches(held.row, count * held.row)) {
     const int64_t done = write_rows(count, held.row, to, at);

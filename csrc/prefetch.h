@@ -19,8 +19,8 @@ PYG_SCALE_PREFETCH void prefetch_entry(const T* table, int64_t i) {
                      kWrite, kLocality);
 }
 
-// Rows whose pages are looked up together, before all their lines need it. The processor looks up
-// several pages at a time, but none beyond the rows that it reads meanwhile.
+// The rows whose pages are looked up together, before their lines are asked for. A processor looks
+// up several pages at a time if it is asked for them one right after the other.
 constexpr int64_t kPagesAtOnce = 8;
 
 // The bytes of a row that are prefetched. After them, the processor prefetches by itself.

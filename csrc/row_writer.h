@@ -1,7 +1,7 @@
 // Writes consecutive rows into a large batch: past the caches, line by line.
 //
-// Rows end in the middle of lines. Such lines are put together first, as storing a part of a line
-// costs more than passing the caches saves.
+// Rows may end in the middle of lines. Such lines are put together first, as storing a part of a
+// line costs more than passing the caches saves.
 #pragma once
 
 #include <algorithm>
@@ -9,10 +9,13 @@
 #include <cstring>
 
 #include "prefetch.h"
+#include "row_copy.h"
 #include "stream.h"
 
 namespace pyg_scale {
 
+// Rows of any length, put together before they are written: for processors that store a line at a
+// time.
 class RowWriter {
  public:
   explicit RowWriter(char* to)
@@ -62,59 +65,39 @@ class RowWriter {
   alignas(kLine) char held_[kHeld];
 };
 
-#ifdef PYG_SCALE_WIDE_STORES
-// The same for rows of at least a line and of whole pieces, on processors that need two stores for
-// a line: they go straight to their place, which begins with a piece, and must not change until
-// `finish`.
-class PieceWriter {
+// Rows of whole lines, which go straight to their place: for processors that need several stores
+// for a line.
+class LineWriter {
  public:
-  explicit PieceWriter(char* to) : to_(to) {}
+  explicit LineWriter(char* to) : to_(to) {}
 
-  [[gnu::target("avx2"), gnu::always_inline]] inline void put(const char* row, int64_t bytes) {
-    const char* end = row + bytes;
-    if (held_ > 0) {
-      stream_both(to_, last_, held_, row);
-      row += kLine - held_;
-      to_ += kLine;
-    } else if (const int64_t before = offset_in_line(to_); before > 0) [[unlikely]] {
-      std::memcpy(to_, row, static_cast<size_t>(kLine - before));  // others have a part of the line
-      row += kLine - before;
-      to_ += kLine - before;
-    }
-    for (; end - row >= kLine; row += kLine, to_ += kLine) stream_halves(to_, row);
-    last_ = row;
-    held_ = end - row;
+  void put(const char* row, int64_t bytes) {
+    put_row(to_, row, bytes);
+    to_ += bytes;
   }
 
   // Call it after the last row, before another thread is told that rows are there.
-  void finish() {
-    if (held_ > 0) std::memcpy(to_, last_, static_cast<size_t>(held_));
-    streams_end();
-  }
+  void finish() { streams_end(); }
 
  private:
-  char* to_;                    // where the next line begins
-  const char* last_ = nullptr;  // the end of the last row, which is not written yet
-  int64_t held_ = 0;            // its bytes, less than a line
+  char* to_;
 };
-#endif
 
 // Whether rows are written past the caches, measured on processors that need one store for a line
-// (Sapphire Rapids) and two (Milan): shorter rows and smaller outputs are written faster as usual.
+// (Sapphire Rapids) and several (Milan): shorter rows and smaller outputs are written faster as
+// usual, and on the latter rows that end within a line.
 inline bool passes_caches(int64_t row_bytes, int64_t all_bytes) {
-#ifdef PYG_SCALE_WIDE_STORES
-  constexpr int64_t kWorth = int64_t{8} << 20, kWorthInPieces = int64_t{2} << 20;
-  if (has_wide_stores()) return row_bytes > kLine && all_bytes >= kWorth;
-  return has_avx2() && row_bytes >= 2 * kLine && row_bytes % kPiece == 0 &&
-         all_bytes >= kWorthInPieces;
+  constexpr int64_t kMegabyte = 1 << 20;
+  if (has_wide_stores()) return row_bytes > kLine && all_bytes >= 8 * kMegabyte;
+#ifdef __SSE2__
+  return row_bytes > kLine && row_bytes % kLine == 0 && all_bytes >= 2 * kMegabyte;
 #else
   return false;
 #endif
 }
 
-#ifdef PYG_SCALE_WIDE_STORES
 template <typename Writer, typename At>
-[[gnu::target("avx2")]] int64_t write_rows_with(int64_t n, int64_t bytes, char* out, const At& at) {
+int64_t write_rows_with(int64_t n, int64_t bytes, char* out, const At& at) {
   const int64_t ahead = rows_ahead(bytes);
   const auto prefetch = [&](int64_t i) __attribute__((always_inline)) {
     if (const char* coming = i < n ? at(i) : nullptr) prefetch_row_start(coming, bytes);
@@ -137,18 +120,13 @@ template <typename Writer, typename At>
   writer.finish();
   return n;
 }
-#endif
 
 // Writes the rows at(0), at(1), ... one after the other, where passes_caches() says so. Returns the
 // number of the first row that is null, or `n`. `at` must always be inlined, see prefetch.h.
 template <typename At>
 int64_t write_rows(int64_t n, int64_t bytes, char* out, const At& at) {
-#ifdef PYG_SCALE_WIDE_STORES
-  if (!has_wide_stores()) return write_rows_with<PieceWriter>(n, bytes, out, at);
-  return write_rows_with<RowWriter>(n, bytes, out, at);
-#else
-  fail("rows are not written past the caches on this processor");
-#endif
+  return has_wide_stores() ? write_rows_with<RowWriter>(n, bytes, out, at)
+                           : write_rows_with<LineWriter>(n, bytes, out, at);
 }
 
 }  // namespace pyg_scale

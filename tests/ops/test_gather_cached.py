@@ -53,9 +53,9 @@ def test_the_rest_is_not_read_where_a_row_is_cached() -> None:
     assert torch.equal(gather_cached(made.cached, rest, made.index, made.slot_of), made.expected)
 
 
-@pytest.mark.parametrize("columns", [33, 100])
+@pytest.mark.parametrize("columns", [33, 64])
 def test_outputs_larger_than_the_caches(columns: int) -> None:
-    """They are written by lines, of which several rows may have a part."""
+    """Rows of whole lines are written past the caches."""
     made = rows(torch.float32, (columns,), count=(9 << 20) // (4 * columns))
     looked_up = gather_cached(made.cached, made.table, made.index, made.slot_of)
     assert torch.equal(looked_up, made.expected)

@@ -79,9 +79,11 @@ def test_a_layer_for_each_hop() -> None:
     given = {"data": None, "train_nodes": 600, "train_edges": 6000, "train_share": 0.1}
     how = {"epochs": 2, "repeats": 1, "hidden": 8, "train_batch_size": 32}
     args = argparse.Namespace(train_neighbors=[4, 3, 2], labor_alone=True, **given, **how)
+    assert 30 < int(sampler_training._data(args).train_mask.sum()) < 90  # a tenth, about
     found = sampler_training.measure(args, Data)
     assert list(found["runs"]) == ["neighbours", "LABOR", "LABOR, layers dependent"]
     assert all(len(run) >= 2 for (run,) in found["runs"].values())
+    torch.manual_seed(0)
     model = sampler_training.Sums(5, 8, 8, 3)
     edges, weight = torch.tensor([[0, 1, 2], [1, 2, 3]]), torch.ones(3)
     x = torch.randn(4, 5, requires_grad=True)

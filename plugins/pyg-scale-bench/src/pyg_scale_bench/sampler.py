@@ -175,7 +175,7 @@ def _subgraphs(args: argparse.Namespace, _: Callable[[], Data]) -> dict[str, Any
     for workers in args.workers:
         how = {"num_workers": workers, "persistent_workers": True} if workers else {}
         for name, made in make.items():
-            named = f"{name}, {workers} workers" if workers else name
+            named = f"{name}, {workers} worker{'s' * (workers > 1)}" if workers else name
             own = partial(_epoch_and_copies, made(ours, **how), data.x)
             theirs = _of_pyg(partial(made, pyg, **how), name in needs_sparse)
             peer = _Turns(side=PYG, name=named, run=theirs)
@@ -209,7 +209,8 @@ def _epoch_and_copies(loader: Any, x: Tensor) -> dict[str, float]:
 
 
 def _of_pyg(make: Callable[[], Any], needs_sparse: bool) -> Callable[[], dict[str, float]]:
-    """Runs an epoch of one of PyG's loaders, the same each time, as workers stay with it."""
+    """A function that runs an epoch of one of PyG's loaders: the same loader each time, with which
+    its workers stay."""
     kept = cache(make)
 
     def run() -> dict[str, float]:
@@ -450,8 +451,7 @@ def _report_batches(cases: Any, lines: list[str]) -> tuple[Table, list[Panel]]:
 def _report_subgraphs(part: Any, lines: list[str]) -> tuple[Table, list[Panel]]:
     cases, rows, bars = part["cases"], [], []
     for backend in part["backends"]:
-        works = f"version {backend['version']}" if backend["version"] else backend["reason"]
-        lines.append(f"PyG with {backend['name']}: {works}")
+        lines.append(f"PyG with {backend['name']}: {backend['version'] or backend['reason']}")
     for own, peer in zip(cases[::2], cases[1::2]):
         cells, speed = [peer["error"], ""], rate(own, "batches")
         bars.append(Bar(own["name"], speed))
