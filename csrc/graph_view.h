@@ -106,12 +106,16 @@ inline const int64_t* optional_int64_data(const Tensor& tensor, int64_t size, co
   return tensor.numel() ? int64_data(tensor, size, name) : nullptr;
 }
 
+[[noreturn, gnu::noinline, gnu::cold]] inline void fail_entries(int64_t node, int64_t begin,
+                                                                int64_t end, int64_t size) {
+  fail("indptr: the pointers of node " + std::to_string(node) + " are " + std::to_string(begin) +
+       " and " + std::to_string(end) + ", but there are " + std::to_string(size) + " edges");
+}
+
 // Refuses the entries [begin, end) of a node if they are not among `size`: files may be damaged.
 inline void check_entries(int64_t node, int64_t begin, int64_t end, int64_t size) {
-  if (begin < 0 || begin > end || end > size) [[unlikely]] {
-    fail("indptr: the pointers of node " + std::to_string(node) + " are " + std::to_string(begin) +
-         " and " + std::to_string(end) + ", but there are " + std::to_string(size) + " edges");
-  }
+  if (begin < 0 || begin > end || end > size) [[unlikely]]
+    fail_entries(node, begin, end, size);
 }
 
 // The number of nodes (or rows) that have pointers; there is one pointer more.

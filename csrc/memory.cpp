@@ -1,8 +1,8 @@
 // The pool of recycled blocks behind pool_empty.
 //
 // Blocks are private anonymous mappings, most recently freed first. Resident memory, used or free,
-// exceeds the most that recent tensors needed at a time by a sixteenth (or 16 MiB) at most. So
-// memory goes back after a peak, and a loop of steady batches maps nothing.
+// exceeds the most that recent tensors needed at a time by a sixteenth and 8 MiB (or 32 MiB) at
+// most. So memory goes back after a peak, and a loop of steady batches maps nothing.
 
 #include "pool.h"
 
@@ -28,7 +28,8 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
 constexpr size_t kSmallest = size_t{256} << 10;  // below, malloc recycles well enough
-constexpr size_t kFreeFloor = size_t{16} << 20;
+constexpr size_t kFreeFloor = size_t{32} << 20;
+constexpr size_t kTails = size_t{8} << 20;  // batches of unequal sizes would fault them in again
 constexpr size_t kHugePage = size_t{2} << 20;
 constexpr uint64_t kRecent = 256;  // allocations: a few batches, also of a many-typed graph
 
@@ -42,6 +43,12 @@ struct Block {
   size_t capacity;  // address space
   size_t resident;  // the part of it that tensors have had so far
   size_t used;      // what the tensor on it needs; 0 if it is free
+
+  // What is there beyond the tensor and a sixteenth of it.
+  size_t tail() const {
+    const size_t enough = used + used / 16;
+    return resident > enough ? resident - enough : 0;
+  }
 };
 
 // A new mapping, null if there is no memory. Large ones begin at a huge page, which older kernels
@@ -127,6 +134,7 @@ class Pool {
     {
       std::lock_guard lock(mutex_);
       live_ -= block->used;
+      tails_ -= block->tail();
       block->used = 0;
       free_bytes_ += block->resident;
       free_.push_back(block);
@@ -187,22 +195,22 @@ class Pool {
   }
 
   void use(Block* block, size_t bytes) {
-    // A tail longer than a sixteenth goes back. Parts of huge pages would not.
-    const size_t step = bytes >= 16 * kHugePage ? kHugePage : page_;
-    const size_t keep = round_up(bytes, step);
-    if (block->resident > keep + bytes / 16) {
+    block->used = bytes;
+    // Parts of huge pages would not go back.
+    const size_t keep = round_up(bytes, bytes >= 16 * kHugePage ? kHugePage : page_);
+    if (block->resident > keep && tails_ + block->tail() > kTails) {
       madvise(block->data + keep, block->capacity - keep, MADV_DONTNEED);
       block->resident = keep;
     }
     block->resident = std::max(block->resident, bytes);
-    block->used = bytes;
+    tails_ += block->tail();
     resident_ += block->resident;
   }
 
   // Chooses free blocks to unmap, those that were freed first, so that `coming` bytes fit too.
   void evict(size_t coming, std::vector<Block*>& evicted) {
     const size_t most = std::max(peak_, peak_before_);
-    const size_t limit = std::max(most + most / 16, live_ + kFreeFloor);
+    const size_t limit = std::max(most + most / 16 + kTails, live_ + kFreeFloor);
     auto end = free_.begin();
     for (; end != free_.end() && resident_ + coming > limit; ++end) {
       resident_ -= (*end)->resident;
@@ -227,6 +235,7 @@ class Pool {
   std::mutex mutex_;
   std::vector<Block*> free_;  // in the order in which they were freed
   size_t live_ = 0;           // bytes that tensors need
+  size_t tails_ = 0;          // bytes that their blocks have beyond that and a sixteenth
   size_t resident_ = 0;       // bytes of all blocks
   size_t free_bytes_ = 0;     // bytes of free blocks
   size_t peak_ = 0, peak_before_ = 0;

@@ -14,8 +14,8 @@
 
 namespace pyg_scale {
 
-// Rows of any length, put together before they are written: for processors that store a line at a
-// time.
+// Rows that end within a line, put together before they are written: for processors that store a
+// line at a time.
 class RowWriter {
  public:
   explicit RowWriter(char* to)
@@ -65,8 +65,7 @@ class RowWriter {
   alignas(kLine) char held_[kHeld];
 };
 
-// Rows of whole lines, which go straight to their place: for processors that need several stores
-// for a line.
+// Rows of whole lines, which go straight to their place.
 class LineWriter {
  public:
   explicit LineWriter(char* to) : to_(to) {}
@@ -88,9 +87,10 @@ class LineWriter {
 // usual, and on the latter rows that end within a line.
 inline bool passes_caches(int64_t row_bytes, int64_t all_bytes) {
   constexpr int64_t kMegabyte = 1 << 20;
-  if (has_wide_stores()) return row_bytes > kLine && all_bytes >= 8 * kMegabyte;
+  const bool whole_lines = row_bytes % kLine == 0;
+  if (has_wide_stores()) return row_bytes > kLine && all_bytes >= (whole_lines ? 2 : 8) * kMegabyte;
 #ifdef __SSE2__
-  return row_bytes > kLine && row_bytes % kLine == 0 && all_bytes >= 2 * kMegabyte;
+  return row_bytes > kLine && whole_lines && all_bytes >= 2 * kMegabyte;
 #else
   return false;
 #endif
@@ -125,8 +125,8 @@ int64_t write_rows_with(int64_t n, int64_t bytes, char* out, const At& at) {
 // number of the first row that is null, or `n`. `at` must always be inlined, see prefetch.h.
 template <typename At>
 int64_t write_rows(int64_t n, int64_t bytes, char* out, const At& at) {
-  return has_wide_stores() ? write_rows_with<RowWriter>(n, bytes, out, at)
-                           : write_rows_with<LineWriter>(n, bytes, out, at);
+  return has_wide_stores() && bytes % kLine ? write_rows_with<RowWriter>(n, bytes, out, at)
+                                            : write_rows_with<LineWriter>(n, bytes, out, at);
 }
 
 }  // namespace pyg_scale

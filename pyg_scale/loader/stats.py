@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -27,16 +27,20 @@ _NO_READS = vars(Reads())
 
 
 class Stats:
-    """Sums over batches. Not thread-safe: every batch has its own, the consumer adds them up."""
+    """Sums over batches. Not thread-safe: every batch has its own, the consumer adds them up.
+
+    Sums are kept of what was counted alone: a batch takes part in few stages, and adding it up
+    should cost little.
+    """
 
     def __init__(self) -> None:
         self.batches = 0
         self.in_consumer = 0
         self.now = "waiting for a worker"
-        self._seconds = dict.fromkeys(STAGES, 0.0)
-        self._bytes = dict.fromkeys(STAGES, 0)
-        self._rows = dict.fromkeys(STAGES, 0)
-        self._reads = dict(_NO_READS)
+        self._seconds: dict[str, float] = {}
+        self._bytes: dict[str, int] = {}
+        self._rows: dict[str, int] = {}
+        self._reads: dict[str, int] = {}
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -46,28 +50,25 @@ class Stats:
         try:
             yield
         finally:
-            self._seconds[name] += time.perf_counter() - start
+            self.add_seconds(name, time.perf_counter() - start)
 
     def add_seconds(self, name: str, seconds: float) -> None:
-        self._seconds[name] += seconds
+        self._seconds[name] = self._seconds.get(name, 0.0) + seconds
 
     def count(self, name: str, *, rows: int = 0, num_bytes: int = 0) -> None:
-        self._rows[name] += rows
-        self._bytes[name] += num_bytes
+        self._rows[name] = self._rows.get(name, 0) + rows
+        self._bytes[name] = self._bytes.get(name, 0) + num_bytes
 
     def count_reads(self, reads: Reads) -> None:
-        for name, value in vars(reads).items():
-            self._reads[name] += value
+        _add(self._reads, vars(reads))
 
     def add(self, other: Stats) -> None:
         self.batches += other.batches
         self.in_consumer += other.in_consumer
-        for name, value in other._reads.items():
-            self._reads[name] += value
-        for name in STAGES:
-            self._seconds[name] += other._seconds[name]
-            self._bytes[name] += other._bytes[name]
-            self._rows[name] += other._rows[name]
+        _add(self._seconds, other._seconds)
+        _add(self._bytes, other._bytes)
+        _add(self._rows, other._rows)
+        _add(self._reads, other._reads)
 
     def and_also(self, other: Stats) -> Stats:
         """The sum of two, as a new object."""
@@ -80,11 +81,11 @@ class Stats:
         out: dict[str, Any] = {"batches": self.batches, "in_consumer": self.in_consumer}
         for name in STAGES:
             out[name] = {
-                "seconds": self._seconds[name],
-                "bytes": self._bytes[name],
-                "rows": self._rows[name],
+                "seconds": self._seconds.get(name, 0.0),
+                "bytes": self._bytes.get(name, 0),
+                "rows": self._rows.get(name, 0),
             }
-        out["fetch"] |= self._reads
+        out["fetch"] |= _NO_READS | self._reads
         return out
 
     def plain(self) -> dict[str, Any]:
@@ -97,6 +98,11 @@ class Stats:
         stats = cls()
         stats.__dict__.update(found)
         return stats
+
+
+def _add(sums: dict[str, Any], values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        sums[name] = sums[name] + value if name in sums else value
 
 
 class Counted:

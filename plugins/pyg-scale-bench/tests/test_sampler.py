@@ -7,6 +7,7 @@ import json
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -76,7 +77,8 @@ def test_points_apart_pair_the_seeds() -> None:
 
 
 def test_a_layer_for_each_hop() -> None:
-    given = {"data": None, "train_nodes": 600, "train_edges": 6000, "train_share": 0.1}
+    given: dict[str, Any] = {"data": None, "train_nodes": 600, "train_edges": 6000}
+    given |= {"train_share": 0.1, "train_signal": 0.4}
     how = {"epochs": 2, "repeats": 1, "hidden": 8, "train_batch_size": 32}
     args = argparse.Namespace(train_neighbors=[4, 3, 2], labor_alone=True, **given, **how)
     assert 30 < int(sampler_training._data(args).train_mask.sum()) < 90  # a tenth, about
