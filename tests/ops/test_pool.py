@@ -117,7 +117,7 @@ def test_free_memory_is_bounded_and_goes_back_after_a_peak() -> None:
     del kept
     for _ in range(600):  # life goes on with one tensor at a time
         touched(10 * MIB)
-    assert memory.stats().free_bytes <= 42 * MIB
+    assert memory.stats().free_bytes <= 32 * MIB
     assert high - resident() >= 320 * MIB
 
 
@@ -150,7 +150,7 @@ def test_a_larger_block_gives_back_what_a_smaller_tensor_does_not_need() -> None
     reuses = memory.stats().reuses
     tensors = [touched(33 * MIB) for _ in range(4)]
     assert len(tensors) == 4 and memory.stats().reuses == reuses + 4
-    assert high - resident() >= (4 * 11 - 8) * MIB
+    assert high - resident() >= 4 * 11 * MIB
 
 
 def test_batches_of_unequal_sizes_fault_nothing_in() -> None:
