@@ -146,8 +146,9 @@ Taken layer_take(Tensor counts, Tensor neighbor, std::optional<Tensor> theirs, i
 Taken layer_take_by(Tensor neighbor, Tensor share, int64_t key) {
   const int64_t total = neighbor.numel(), nodes = share.numel();
   const int64_t* from = int64_data(neighbor, total, "neighbor");
-  check(share.scalar_type() == ScalarType::Double && share.is_contiguous(),
-        "share must be contiguous float64");
+  check(share.is_cpu() && share.dim() == 1 && share.is_contiguous() &&
+            share.scalar_type() == ScalarType::Double,
+        "share must be a contiguous 1-D float64 tensor on the CPU");
   check_each_within(from, total, "neighbor", nodes);
   const auto* of = static_cast<const double*>(share.const_data_ptr());
   return taken_edges(total, [&](int64_t i) {

@@ -195,6 +195,7 @@ Tensor cache_pin(Tensor pins, Tensor held, Tensor place, Tensor ids, int64_t nex
   auto* uses = data_of<int32_t>(pins, ScalarType::Int, slots, "pins");
   check_apart(pins, "pins", {&held, &place, &ids});
   check_apart(place, "place", {&held, &ids});
+  check_count(next, "next");
   for (int64_t i = 0; i < count; ++i) check(at[i] < slots, "a slot is out of range");
   std::vector<int64_t> late;
   for (int64_t i = 0; i < count; ++i) {

@@ -184,3 +184,13 @@ def test_rows_are_not_written_where_there_is_no_place(kernels: str, wrong: int) 
         row_cache.scatter(rows, places, out, take=bad)
     if kernels == "require":  # torch writes what comes before
         assert not out.any()
+
+
+@pytest.mark.parametrize("start", [-1, 2**62, 2**63 - 1])
+def test_rows_brought_before_are_a_count(start: int) -> None:
+    if not library.status()["loaded"]:
+        pytest.skip("the kernels are not compiled")
+    pins, held, place = torch.zeros(2, dtype=torch.int32), torch.tensor([5, 6]), torch.tensor([0])
+    with pytest.raises(ValueError, match=r"next must be from 0 to 2\*\*62 - 1"):
+        row_cache.pin(pins, held, place, torch.tensor([7]), start)
+    assert place.tolist() == [0]

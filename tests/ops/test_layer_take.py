@@ -138,3 +138,9 @@ def test_degrees_of_sources_go_with_weights_of_gcn(compiled):
         layer_take(counts, neighbor, NODES, 3, "mean", 1, degree)
     with pytest.raises(ValueError, match="does not exist: there are 3"):
         layer_take_by(neighbor, torch.ones(3, dtype=torch.float64), 1)
+
+
+def test_shares_elsewhere_than_on_the_cpu_are_refused(compiled):
+    shares = torch.ones(2, dtype=torch.float64, device="meta")
+    with pytest.raises(ValueError, match="share must be a contiguous 1-D float64 tensor on the"):
+        layer_take_by(torch.tensor([0, 1]), shares, 1)
