@@ -92,4 +92,12 @@ class Buffer {
   int64_t capacity_ = 0;
 };
 
+// What this thread keeps between calls, for one use. A function of its own: where the compiler sees
+// that a reference leads to something thread_local, loops look up again and again where that is.
+template <typename T, typename Use>
+[[gnu::noinline]] T& kept_by_thread() {
+  thread_local T kept;
+  return kept;
+}
+
 }  // namespace pyg_scale

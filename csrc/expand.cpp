@@ -116,7 +116,7 @@ std::tuple<Tensor, Tensor, Tensor> number_nodes(Tensor known, Tensor known_seed,
       static_cast<unsigned __int128>(disjoint ? std::max<int64_t>(num_seeds, 1) : 1);
   check(identities < (static_cast<unsigned __int128>(1) << 63),
         "disjoint: the seeds times the nodes exceed 63 bits; use smaller batches");
-  thread_local RelabelTable table;
+  auto& table = kept_by_thread<RelabelTable, struct Numbered>();
   table.begin(static_cast<uint64_t>(identities));
   table.reserve(size + n);
   Tensor row = pool_empty({n}, ScalarType::Long);

@@ -35,7 +35,7 @@ Tensor first_places(Tensor key, int64_t distinct) {
     check(keys[i] >= 0, "key must not be negative");
     most = std::max(most, keys[i]);
   }
-  thread_local RelabelTable table;
+  auto& table = kept_by_thread<RelabelTable, struct FirstPlaces>();
   table.begin(static_cast<uint64_t>(most) + 1);
   table.reserve(n);
   Tensor place = pool_empty({n}, ScalarType::Long);

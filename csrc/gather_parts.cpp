@@ -160,7 +160,7 @@ std::vector<Tensor> gather_parts(std::vector<Tensor> x, Tensor part, Tensor loca
   }
   std::atomic<int64_t> wrong{count};
   const auto copy_some = [&](int64_t begin, int64_t end) {
-    thread_local Buffer<Place> scratch;
+    auto& scratch = kept_by_thread<Buffer<Place>, struct Gathered>();
     scratch.reserve(std::min(end - begin, kBlock));
     Place* places = scratch.data();
     int64_t found = -1;

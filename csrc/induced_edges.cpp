@@ -20,8 +20,7 @@ std::tuple<Tensor, Tensor, Tensor> edges_among(const EdgeTable& table, const Cho
   Tensor nodes = pool_empty({count}, ScalarType::Long);
   int64_t* node = nodes.mutable_data_ptr<int64_t>();
   chosen.write(node);
-  thread_local FoundEdges<T> kept;
-  FoundEdges<T>& found = kept;
+  auto& found = kept_by_thread<FoundEdges<T>, struct Induced>();
   found.clear();
   found.of_nodes(table, chosen, node, count);
   const int64_t size = found.size();

@@ -22,8 +22,7 @@ template <typename T>
 std::tuple<Tensor, Tensor> edges_among(const EdgeTable& table, const Chosen& chosen,
                                        const Buffer<int64_t>& place, const int64_t* first_node,
                                        const Tensor& which, bool own_first, bool positions) {
-  thread_local FoundEdges<T> kept;
-  FoundEdges<T>& found = kept;
+  auto& found = kept_by_thread<FoundEdges<T>, struct Joined>();
   found.clear();
   const int64_t* part = which.const_data_ptr<int64_t>();
   for (int64_t i = 0; i < which.numel(); ++i) {

@@ -168,7 +168,7 @@ std::vector<Tensor> split(const Places& book, int64_t num_rows, const Tensor& in
                           bool original) {
   const int64_t n = index.numel();
   const IntColumn row = int_column(index, "index");
-  thread_local Scratch<Id> scratch;
+  auto& scratch = kept_by_thread<Scratch<Id>, struct Split>();
   scratch.group.reserve(n);
   scratch.id.reserve(n);
   int32_t* of = scratch.group.data();
