@@ -17,8 +17,8 @@ namespace {
 
 std::tuple<Tensor, Tensor> random_walk(Tensor indptr, Tensor indices,
                                        std::optional<Tensor> weight_prefix, Tensor start,
-                                       Tensor walk, int64_t length, int64_t key, bool positions,
-                                       int64_t num_threads) {
+                                       std::optional<Tensor> walk, int64_t length, int64_t key,
+                                       bool positions, int64_t num_threads) {
   const WalkGraph graph(indptr, indices, weight_prefix);
   Walks walks(start, walk, length, key);
   walks.check_start(graph);
@@ -50,7 +50,7 @@ std::tuple<Tensor, Tensor> random_walk(Tensor indptr, Tensor indices,
 STABLE_TORCH_LIBRARY_FRAGMENT(pyg_scale, m) {
   m.def(
       "random_walk(Tensor indptr, Tensor indices, Tensor? weight_prefix, Tensor start, "
-      "Tensor walk, int length, int key, bool positions, int num_threads) -> (Tensor, Tensor)");
+      "Tensor? walk, int length, int key, bool positions, int num_threads) -> (Tensor, Tensor)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(pyg_scale, CompositeExplicitAutograd, m) {

@@ -196,8 +196,8 @@ int64_t checked_odds(int64_t odds, const char* name) {
 std::tuple<Tensor, Tensor> random_walk_biased(Tensor indptr, Tensor indices,
                                               std::optional<Tensor> weight_prefix,
                                               std::optional<Tensor> sorted, Tensor start,
-                                              Tensor walk, int64_t length, int64_t key,
-                                              int64_t back, int64_t near, int64_t far,
+                                              std::optional<Tensor> walk, int64_t length,
+                                              int64_t key, int64_t back, int64_t near, int64_t far,
                                               bool positions, int64_t num_threads) {
   const WalkGraph graph(indptr, indices, weight_prefix);
   Walks walks(start, walk, length, key);
@@ -226,7 +226,7 @@ std::tuple<Tensor, Tensor> random_walk_biased(Tensor indptr, Tensor indices,
 STABLE_TORCH_LIBRARY_FRAGMENT(pyg_scale, m) {
   m.def(
       "random_walk_biased(Tensor indptr, Tensor indices, Tensor? weight_prefix, Tensor? sorted, "
-      "Tensor start, Tensor walk, int length, int key, int back, int near, int far, "
+      "Tensor start, Tensor? walk, int length, int key, int back, int near, int far, "
       "bool positions, int num_threads) -> (Tensor, Tensor)");
 }
 

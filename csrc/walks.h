@@ -102,12 +102,12 @@ struct WalkGraph {
 
 // The walks of a call: where they begin, what they are numbered, and where they are written.
 struct Walks {
-  Walks(const Tensor& start, const Tensor& walk, int64_t length, int64_t key)
+  Walks(const Tensor& start, const std::optional<Tensor>& walk, int64_t length, int64_t key)
       : count(start.numel()),
         length(length),
         key(static_cast<uint64_t>(key)),
         first(int64_data(start, count, "start")),
-        number(int64_data(walk, count, "walk")) {
+        number(walk ? int64_data(*walk, count, "walk") : nullptr) {
     check_count(length, "length");
   }
 
@@ -119,7 +119,9 @@ struct Walks {
   }
 
   // The key of the draws of a walk; `fold` takes the step and the node.
-  uint64_t key_of(int64_t i) const { return fold(key, static_cast<uint64_t>(number[i])); }
+  uint64_t key_of(int64_t i) const {
+    return fold(key, static_cast<uint64_t>(number ? number[i] : i));
+  }
 
   void write(int64_t i, int64_t step, int64_t node, int64_t position) const {
     nodes[i * (length + 1) + step + 1] = node;
@@ -148,9 +150,9 @@ struct Walks {
 
   int64_t count, length;
   uint64_t key;
-  const int64_t *first, *number;
-  int64_t* nodes = nullptr;      // [count, length + 1]
-  int64_t* positions = nullptr;  // [count, length], or none
+  const int64_t *first, *number;  // `number`: none if each walk has that of its position
+  int64_t* nodes = nullptr;       // [count, length + 1]
+  int64_t* positions = nullptr;   // [count, length], or none
 };
 
 // One step of the walks `from` to `to - 1`, each along any of its node's edges.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -18,10 +18,12 @@ from torch_geometric.utils import select
 from pyg_scale import plugins
 from pyg_scale.loader.archive import ADVICE, load_archive, save_archive
 from pyg_scale.loader.base import SubgraphLoader
-from pyg_scale.loader.batch.build import edge_index_of, select_rows
+from pyg_scale.loader.batch.build import select_rows
 from pyg_scale.loader.induced import has_edge_attrs
 from pyg_scale.loader.seeds.epoch import BatchIndex
 from pyg_scale.loader.stats import Stats
+from pyg_scale.ops import memory
+from pyg_scale.ops.induced_edges import Induced
 from pyg_scale.ops.join_clusters import join_clusters
 from pyg_scale.partitioner import Partitioner, partition
 from pyg_scale.partitioner.base import check_num_parts
@@ -128,29 +130,13 @@ class ClusterData(torch_geometric.loader.ClusterData):
         if self._places is None:
             return super().__getitem__(idx)
         places = self._places[idx]
-        node, edge = places.node_place, places.edge_place
-        return _batch(self.data, node, edge, places.edge_index, Stats())
+        out = Induced(places.node_place, places.edge_index, places.edge_place)
+        return _batch(self.data, out, Stats())
 
     @property
     def in_files(self) -> bool:
         """True if attributes are in the files of a graph directory, in its order."""
         return self._places is not None
-
-
-class _Merged(NamedTuple):
-    """The clusters of a batch, as positions in the permuted graph.
-
-    Attributes:
-        node: ``int64`` ``[num_nodes]``.
-        row: Positions of the sources in ``node``, ``[num_edges]``.
-        col: Those of the destinations.
-        edge: ``int64`` ``[num_edges]``; ``None`` if edges have no attributes.
-    """
-
-    node: Tensor
-    row: Tensor
-    col: Tensor
-    edge: Tensor | None
 
 
 class ClusterLoader(SubgraphLoader, torch_geometric.loader.ClusterLoader):
@@ -209,29 +195,24 @@ class ClusterLoader(SubgraphLoader, torch_geometric.loader.ClusterLoader):
     def _draws(self) -> dict[str, str]:
         return {"sparse_format": self.cluster_data.partition.sparse_format}
 
-    def _sample(self, batch: BatchIndex) -> _Merged:
+    def _sample(self, batch: BatchIndex) -> Induced:
         found = self.cluster_data.partition
-        index = batch.index.to(found.partptr.device)
-        is_csr = found.sparse_format == "csr"
-        node, own, other, edge = join_clusters(
+        return join_clusters(
             found.partptr,
             found.indptr,
             self._index,
-            index,
-            own_first=is_csr,
+            batch.index.to(found.partptr.device),
+            own_first=found.sparse_format == "csr",
             positions=has_edge_attrs(self.cluster_data.data),
         )
-        if is_csr:
-            return _Merged(node, own, other, edge)
-        return _Merged(node, other, own, edge)
 
-    def _fetch(self, out: _Merged, stats: Stats) -> Data:
-        clusters, edge_index = self.cluster_data, edge_index_of(out.row, out.col)
+    def _fetch(self, out: Induced, stats: Stats) -> Data:
+        clusters = self.cluster_data
         if isinstance(clusters, ClusterData) and clusters.in_files:
             node = clusters.partition.node_perm[out.node]
             edge = None if out.edge is None else clusters.partition.edge_perm[out.edge]
-            return _batch(clusters.data, node, edge, edge_index, stats)
-        return _batch(clusters.data, out.node, out.edge, edge_index, stats)
+            out = Induced(node, out.edge_index, edge)
+        return _batch(clusters.data, out, stats)
 
 
 def _narrow(partition: Partition) -> Tensor:
@@ -242,24 +223,25 @@ def _narrow(partition: Partition) -> Tensor:
     """
     index, most = partition.index, torch.iinfo(torch.int32).max
     fits = max(index.numel(), partition.indptr.numel()) <= most
-    return index.to(torch.int32) if fits else index
+    return memory.in_huge_pages(index.to(torch.int32) if fits else index)
 
 
 # Clusters ##################################################################################
 
 
-def _batch(data: Data, node: Tensor, edge: Tensor | None, edge_index: Tensor, stats: Stats) -> Data:
+def _batch(data: Data, out: Induced, stats: Stats) -> Data:
     """A batch with rows of attributes of nodes and edges; what it reads is counted."""
     batch = copy.copy(data)
-    for key, value in data.items():
+    into = batch._store
+    for key, value in data._store.items():
         if key == "num_nodes":
-            batch.num_nodes = node.numel()
+            into[key] = out.node.numel()
         elif data.is_node_attr(key):
-            batch[key] = _rows(data, key, value, node, stats)
+            into[key] = _rows(data, key, value, out.node, stats)
         elif data.is_edge_attr(key):
-            assert edge is not None
-            batch[key] = _rows(data, key, value, edge, stats)
-    batch.edge_index = edge_index
+            assert out.edge is not None
+            into[key] = _rows(data, key, value, out.edge, stats)
+    into["edge_index"] = out.edge_index
     return batch
 
 

@@ -136,7 +136,7 @@ class _Influence(SubgraphLoader):
         found = self._graph.among(torch.cat([each for _, each in pairs]))
         assert found.edge is not None
         order = found.edge.argsort()
-        found = Induced(found.node, found.row[order], found.col[order], found.edge[order])
+        found = Induced(found.node, found.edge_index[:, order], found.edge[order])
         return found, torch.isin(found.node, out)
 
     def _fetch(self, out: tuple[Induced, Tensor], stats: Stats) -> Data:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_scale.loader.batch.build import edge_index_of, select_rows
+from pyg_scale.loader.batch.build import select_rows
 from pyg_scale.loader.stats import Stats
+from pyg_scale.ops import memory
 from pyg_scale.ops.induced_edges import Induced, induced_edges
 
 
@@ -44,7 +45,8 @@ class Grouped(NamedTuple):
         indptr = torch.cat([count.new_zeros(1), count.cumsum(0)])
         most = 2**31 - 1
         dtype = torch.int32 if max(num_nodes, row.numel()) <= most else torch.int64
-        return cls(indptr, row[edge].to(dtype), col[edge].to(dtype), edge.to(dtype))
+        found = (indptr, row[edge].to(dtype), col[edge].to(dtype), edge.to(dtype))
+        return cls(*map(memory.in_huge_pages, found))
 
     def among(self, drawn: Tensor, *, ids: bool = True) -> Induced:
         """Some nodes, repeats allowed, and all edges among them, in the order of this graph.
@@ -56,21 +58,21 @@ class Grouped(NamedTuple):
 
 def has_edge_attrs(data: Data) -> bool:
     """True if batches have rows of attributes of edges, for which they need ids of edges."""
-    names = data.keys()  # to iterate over a Data gives pairs
-    return any(name != "edge_index" and data.is_edge_attr(name) for name in names)
+    return any(name != "edge_index" and data.is_edge_attr(name) for name in data._store)
 
 
 def batch_of(data: Data, out: Induced, stats: Stats) -> Data:
     """A batch with the rows of all attributes of nodes and edges."""
-    batch = copy.copy(data)
-    for key, value in data.items():
+    batch, store = copy.copy(data), data._store
+    into = batch._store
+    for key, value in store.items():
         if key == "edge_index" or not isinstance(value, Tensor):
             continue
         if data.is_node_attr(key):
-            batch[key] = select_rows(data._store, key, value, out.node, stats)
+            into[key] = select_rows(store, key, value, out.node, stats)
         elif data.is_edge_attr(key):
             assert out.edge is not None
-            batch[key] = select_rows(data._store, key, value, out.edge, stats)
-    batch.num_nodes = out.node.numel()
-    batch.edge_index = edge_index_of(out.row, out.col)
+            into[key] = select_rows(store, key, value, out.edge, stats)
+    into["num_nodes"] = out.node.numel()
+    into["edge_index"] = out.edge_index
     return batch

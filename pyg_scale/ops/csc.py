@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyg_scale.ops import library
+from pyg_scale.ops import library, memory
 
 _INT32_MAX = 2**31 - 1
 _CHUNK = 1 << 22  # edges between two steps of the progress bar
@@ -287,9 +287,7 @@ def _narrow(index: Tensor, size: int, share: bool) -> Tensor:
     """``index`` as ``int32`` if ``size`` allows; itself only if ``share``."""
     dtype = torch.int32 if size <= _INT32_MAX else torch.int64
     if share and index.dtype == dtype:
-        if library.compiled():
-            torch.ops.pyg_scale.prefer_huge_pages(index)  # like all memory that is not shared
-        return index
+        return memory.in_huge_pages(index)
     if not library.compiled():
         return index.to(dtype, copy=True).contiguous()
     return torch.ops.pyg_scale.huge_empty([index.numel()], dtype).copy_(index)

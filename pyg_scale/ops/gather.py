@@ -36,7 +36,8 @@ def gather(x: Tensor, index: Tensor, dim: int = 0) -> Tensor:
             f"(got {index.dtype} of shape {list(index.shape)})"
         )
     if _takes(x, index, dim) and library.compiled():
-        return torch.ops.pyg_scale.gather(x.detach(), index, library.num_threads())
+        x = x.detach() if x.requires_grad else x
+        return torch.ops.pyg_scale.gather(x, index, library.num_threads())
     return _plain(x, index, dim)
 
 

@@ -11,25 +11,24 @@ from pyg_scale.ops import library
 
 
 class Induced(NamedTuple):
-    """All edges among some nodes.
+    """Some nodes, and all edges among them.
 
     Attributes:
-        node: Ascending ids, each once, ``int64`` ``[n]``.
-        row: The place in ``node`` of the node that has each edge, rising, ``int64`` ``[m]``.
-        col: The place of its other end.
-        edge: Its id; ``None`` if ids were not asked for.
+        node: Their ids, ``int64`` ``[n]``.
+        edge_index: The places in ``node`` of both ends of each edge, ``int64`` ``[2, m]``.
+        edge: The id of each edge, ``int64`` ``[m]``; ``None`` if ids were not asked for.
     """
 
     node: Tensor
-    row: Tensor
-    col: Tensor
+    edge_index: Tensor
     edge: Tensor | None
 
 
 def induced_edges(indptr: Tensor, index: Tensor, edge_id: Tensor | None, drawn: Tensor) -> Induced:
     """The drawn nodes, and the edges that both begin and end in them, in the order of the graph.
 
-    If compiled, ``row`` and ``col`` are rows of one tensor.
+    Nodes ascend, each once. The first row of ``edge_index`` is that of the nodes that have the
+    edges, and rises.
 
     Args:
         indptr: The edges of node ``v`` are ``indptr[v]`` to ``indptr[v + 1] - 1``, ``int64``
@@ -46,8 +45,7 @@ def induced_edges(indptr: Tensor, index: Tensor, edge_id: Tensor | None, drawn: 
         node, ends, edge = torch.ops.pyg_scale.induced_edges(
             indptr.contiguous(), index, edge_id, drawn.contiguous()
         )
-        row, col = ends.unbind()
-        return Induced(node, row, col, None if edge_id is None else edge)
+        return Induced(node, ends, None if edge_id is None else edge)
     node, num_nodes = drawn.unique(), indptr.numel() - 1
     if node.numel() and not 0 <= int(node[0]) <= int(node[-1]) < num_nodes:
         raise ValueError(f"drawn: nodes must be ids below {num_nodes}")
@@ -69,4 +67,4 @@ def induced_edges(indptr: Tensor, index: Tensor, edge_id: Tensor | None, drawn: 
     col = torch.searchsorted(node, end).clamp(max=max(node.numel() - 1, 0))
     inside = (node[col] == end).nonzero().view(-1)
     edge = None if edge_id is None else edge_id[position[inside]].to(torch.int64)
-    return Induced(node, row[inside], col[inside], edge)
+    return Induced(node, torch.stack([row[inside], col[inside]]), edge)

@@ -5,28 +5,11 @@ Nodes are numbered cluster by cluster, so that a cluster is a range of nodes and
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from pyg_scale.ops import library
-
-
-class Joined(NamedTuple):
-    """Clusters side by side.
-
-    Attributes:
-        node: Their nodes, cluster after cluster, ``int64`` ``[n]``.
-        own: The place in ``node`` of the node that has each edge, rising, ``int64`` ``[m]``.
-        other: The place of its other end, ``int64`` ``[m]``.
-        edge: The position of each edge, ``int64`` ``[m]``; ``None`` if it was not asked for.
-    """
-
-    node: Tensor
-    own: Tensor
-    other: Tensor
-    edge: Tensor | None
+from pyg_scale.ops.induced_edges import Induced
 
 
 def join_clusters(
@@ -37,8 +20,8 @@ def join_clusters(
     *,
     own_first: bool = True,
     positions: bool = True,
-) -> Joined:
-    """The nodes of some clusters and the edges that both begin and end in these.
+) -> Induced:
+    """The nodes of some clusters, cluster after cluster, and the edges among them.
 
     Args:
         partptr: The nodes of cluster ``c`` are ``partptr[c]`` to ``partptr[c + 1] - 1``, ``int64``
@@ -47,9 +30,9 @@ def join_clusters(
             ``[num_nodes + 1]``.
         index: Their other ends, ``int64`` or, if all positions fit, ``int32`` ``[num_edges]``.
         which: The clusters, ``int64`` ``[c]``. Edges to a repeated one end in its last copy.
-        own_first: Which of ``own`` and ``other`` is the first row of the one tensor that both are
-            rows of, if compiled.
-        positions: Whether the positions of edges are wanted.
+        own_first: True for an ``edge_index`` whose first row is that of the nodes that have the
+            edges; False for one whose second row is.
+        positions: True for edges with ids, which are their positions.
 
     Raises:
         ValueError: If pointers or ends lead out of the graph.
@@ -59,10 +42,7 @@ def join_clusters(
         node, ends, edge = torch.ops.pyg_scale.join_clusters(
             *(each.contiguous() for each in tensors), own_first, positions
         )
-        first, second = ends.unbind()
-        return Joined(
-            node, *((first, second) if own_first else (second, first)), edge if positions else None
-        )
+        return Induced(node, ends, edge if positions else None)
     begin, end = partptr[which], partptr[which + 1]
     ranges = list(zip(begin.tolist(), end.tolist(), strict=True))
     node = _joined(ranges, which.device)
@@ -78,7 +58,8 @@ def join_clusters(
     degree = _slices(indptr[1:], ranges) - _slices(indptr, ranges)
     own = torch.arange(node.numel(), device=node.device).repeat_interleave(degree)
     own, other, edge = (each.index_select(0, inside) for each in (own, other, edge))
-    return Joined(node, own, other, edge if positions else None)
+    ends = torch.stack([own, other] if own_first else [other, own])
+    return Induced(node, ends, edge if positions else None)
 
 
 def _joined(ranges: list[tuple[int, int]], device: torch.device) -> Tensor:

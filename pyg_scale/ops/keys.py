@@ -71,12 +71,6 @@ def batch_key(seed: int, epoch: int, batch: int) -> int:
     return fold(0, seed, epoch, batch)
 
 
-def batch_keys(seed: int, epoch: int, first: int, count: int) -> list[int]:
-    """The keys of ``count`` batches of an epoch, from number ``first`` on: :func:`batch_key`."""
-    found = fold_tensor(fold(0, seed, epoch), torch.arange(first, first + count))
-    return [word & _MASK for word in found.tolist()]
-
-
 def edge_type_hash(edge_type: tuple[str, str, str] | None) -> int:
     """The number of an edge type in keys: 0 for the homogeneous one, else a hash of its names."""
     if edge_type is None:

@@ -45,6 +45,17 @@ def empty(sizes: Sequence[int], dtype: torch.dtype) -> Tensor:
     return torch.empty(sizes, dtype=dtype)
 
 
+def in_huge_pages(tensor: Tensor) -> Tensor:
+    """The tensor itself, whose memory moves to huge pages where the system has any for it.
+
+    Entries that are read here and there then come faster. Memory that is shared, or of a file,
+    stays as it is, as does that of a device.
+    """
+    if tensor.is_cpu and library.compiled():
+        torch.ops.pyg_scale.prefer_huge_pages(tensor)
+    return tensor
+
+
 def trim() -> None:
     """Return all free memory of the pool to the system; the next batch requests it again.
 

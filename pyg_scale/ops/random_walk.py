@@ -110,21 +110,21 @@ def random_walk(
         ValueError: If ``start`` or ``walk`` is of another type or shape, ``length`` negative, or
             ``p`` or ``q`` not positive.
     """
-    if walk is None:
-        walk = torch.arange(start.numel())
-    if start.dtype != torch.int64 or walk.dtype != torch.int64 or start.shape != walk.shape:
-        raise ValueError(
-            f"start and walk must be int64 of the same length (got {start.dtype} "
-            f"{list(start.shape)}, {walk.dtype} {list(walk.shape)})"
-        )
+    for each in (start,) if walk is None else (start, walk):
+        if each.dtype != torch.int64 or each.shape != start.shape:
+            raise ValueError(
+                f"start and walk must be int64 of the same length (got {start.dtype} "
+                f"{list(start.shape)}, and {each.dtype} {list(each.shape)})"
+            )
     if length < 0:
         raise ValueError(f"length must not be negative (got {length})")
     odds = odds_of(p, q)
     if not library.compiled():
+        walk = torch.arange(start.numel()) if walk is None else walk
         found = random_walk_plain(indptr, indices, weight_prefix, start, walk, length, key, odds)
         return found if return_position else Walks(found.node, None)
-    ops, start, walk = torch.ops.pyg_scale, start.contiguous(), walk.contiguous()
-    last = (start, walk, length, keys.to_signed(key))
+    ops, number = torch.ops.pyg_scale, None if walk is None else walk.contiguous()
+    last = (start.contiguous(), number, length, keys.to_signed(key))
     how = (return_position, library.num_threads())
     if odds is None:
         node, position = ops.random_walk(indptr, indices, weight_prefix, *last, *how)

@@ -18,7 +18,8 @@ from torch_geometric.utils import subgraph
 from pyg_scale import plugins
 from pyg_scale.errors import UnknownPluginError
 from pyg_scale.loader import ClusterData, ClusterLoader, cluster
-from pyg_scale.ops.join_clusters import Joined, join_clusters
+from pyg_scale.ops.induced_edges import Induced
+from pyg_scale.ops.join_clusters import join_clusters
 from pyg_scale.partitioner.multilevel import MultilevelPartitioner
 from tests.loader.batches import assert_same_batches
 
@@ -88,7 +89,7 @@ def test_ids_of_edges_are_found_only_for_attributes(monkeypatch: pytest.MonkeyPa
     del bare.edge_attr
     asked = []
 
-    def joined(*given: Any, positions: bool, **options: Any) -> Joined:
+    def joined(*given: Any, positions: bool, **options: Any) -> Induced:
         asked.append(positions)
         return join_clusters(*given, positions=positions, **options)
 

@@ -18,6 +18,7 @@ from pyg_scale.loader import (
     shadow,
 )
 from pyg_scale.ops import keys
+from pyg_scale.ops.induced_edges import Induced
 from tests.loader import test_cluster, test_graph_saint, test_random_node, test_shadow
 
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -111,11 +112,12 @@ def edges_between_clusters_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     join = cluster.join_clusters
 
     def apart(partptr: Any, indptr: Any, index: Any, wanted: Any, **options: Any) -> Any:
-        node, own, other, edge = join(partptr, indptr, index, wanted, **options)
+        node, edge_index, edge = join(partptr, indptr, index, wanted, **options)
         sizes = partptr.diff()[wanted]
         of = torch.arange(sizes.numel()).repeat_interleave(sizes)
-        kept = of[own] == of[other]
-        return node, own[kept], other[kept], edge[kept]
+        first, second = of[edge_index]
+        kept = first == second
+        return Induced(node, edge_index[:, kept], edge[kept])
 
     monkeypatch.setattr(cluster, "join_clusters", apart)
 

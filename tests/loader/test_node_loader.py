@@ -173,6 +173,17 @@ class Keyed(Keyless):
         return out
 
 
+def test_profilers_see_each_step_as_that_of_a_data_loader() -> None:
+    loader = NeighborLoader(graphs.hostile(), [2], batch_size=7, seed=3)
+    with torch.profiler.profile() as found:
+        assert sum(1 for _ in loader) == len(loader)
+    name = "enumerate(DataLoader)#NeighborLoader.__next__"
+    assert sum(event.name == name for event in found.events()) == len(loader) + 1  # the end, too
+    with torch.autograd.profiler.profile() as found:
+        next(iter(loader))
+    assert sum(event.name == name for event in found.function_events) == 1
+
+
 def test_samplers_with_and_without_keys() -> None:
     data = graphs.hostile()
     assert NodeLoader(data, Keyless(), num_workers=1).worker_type == "process"

@@ -136,7 +136,6 @@ def test_the_batch_of_the_specification(sampler, request):
     topology = Topology((None,), (None,), {None: given["num_nodes"]}, {None: graph})
     seeds, key = {None: torch.tensor(given["seeds"])}, given["key"]
     assert key == keys.batch_key(12, 3, 45)
-    assert keys.batch_keys(12, 3, 43, 3) == [keys.batch_key(12, 3, n) for n in (43, 44, 45)]
     out = bound(sampler, topology, num_neighbors=given["num_neighbors"]).sample(seeds, None, key)
     for name in ("node", "row", "col", "edge"):
         assert getattr(out, name)[None].tolist() == given[name]

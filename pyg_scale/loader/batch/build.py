@@ -327,7 +327,8 @@ def select_rows(store: BaseStorage, key: str, value: Any, index: Tensor, stats: 
     """
     dim = store._parent().__cat_dim__(key, value, store)
     if isinstance(value, Tensor):
-        out: Any = _select_tensor(value, index.to(value.device), dim)
+        there = index if index.device == value.device else index.to(value.device)
+        out: Any = _select_tensor(value, there, dim)
         size = out.numel() * out.element_size()
     elif isinstance(value, np.ndarray):
         out = torch.from_numpy(np.take(value, index.cpu().numpy(), axis=dim))

@@ -383,8 +383,8 @@ class _BatchKeys:
         first, found = self._piece
         if not first <= number < first + len(found):
             first = number - number % _KEYS_AT_ONCE
-            count = min(_KEYS_AT_ONCE, self._count - first)
-            found = keys.batch_keys(self._seed, self._epoch, first, count)
+            end = min(first + _KEYS_AT_ONCE, self._count)
+            found = [keys.batch_key(self._seed, self._epoch, each) for each in range(first, end)]
             self._piece = first, found
         return found[number - first]
 
