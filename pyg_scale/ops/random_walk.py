@@ -110,12 +110,10 @@ def random_walk(
         ValueError: If ``start`` or ``walk`` is of another type or shape, ``length`` negative, or
             ``p`` or ``q`` not positive.
     """
-    for each in (start,) if walk is None else (start, walk):
-        if each.dtype != torch.int64 or each.shape != start.shape:
-            raise ValueError(
-                f"start and walk must be int64 of the same length (got {start.dtype} "
-                f"{list(start.shape)}, and {each.dtype} {list(each.shape)})"
-            )
+    given = (start,) if walk is None else (start, walk)
+    if start.dim() != 1 or any(t.dtype != torch.int64 or t.shape != start.shape for t in given):
+        has = ", ".join(f"{t.dtype} {list(t.shape)}" for t in given)
+        raise ValueError(f"start and walk must be int64 [n] of the same length (got {has})")
     if length < 0:
         raise ValueError(f"length must not be negative (got {length})")
     odds = odds_of(p, q)

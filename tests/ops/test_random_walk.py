@@ -101,11 +101,15 @@ def test_nothing(path):
     assert random_walk(indptr, indices, torch.tensor([3]), 0).tolist() == [[3]]
 
 
-def test_bad_input():
+def test_bad_input(monkeypatch):
     indptr, indices = torch.tensor([0, 1, 2]), torch.tensor([1, 0])
     one = torch.zeros(1).long()
     with pytest.raises(ValueError, match="start and walk must be int64"):
         random_walk(indptr, indices, one.int(), 2)
+    for kernels in ("auto", "never"):
+        monkeypatch.setenv("PYG_SCALE_KERNELS", kernels)
+        with pytest.raises(ValueError, match=r"\[n\] of the same length \(got .*int64 \[2, 1\]\)"):
+            random_walk(indptr, indices, torch.zeros(2, 1).long(), 2)
     with pytest.raises(ValueError, match="of the same length"):
         random_walk(indptr, indices, one, 2, walk=torch.arange(3))
     with pytest.raises(ValueError, match="length must not be negative"):
