@@ -18,6 +18,8 @@ namespace pyg_scale {
 using MaybeTensor = std::optional<Tensor>;
 
 constexpr int64_t kBytesAhead = 4096, kMostAhead = 16;  // rows asked for before they are needed
+// The same for rows that lie in memory rather than in a cache, and from what size on they do.
+constexpr int64_t kBytesFarAhead = 32768, kMostFarAhead = 64, kInMemory = int64_t{64} << 20;
 
 // The edges of each row; see pyg_scale/ops/adjacency.py.
 struct CsrEdges {
@@ -62,6 +64,18 @@ inline int64_t features_ahead(int64_t row_bytes) {
   return std::clamp(kBytesAhead / std::max<int64_t>(row_bytes, 1), int64_t{1}, kMostAhead);
 }
 
+// How many rows ahead of the one that is added to ask for one, and from how far away it comes.
+struct Lookahead {
+  Lookahead(int64_t count, int64_t row_bytes)
+      : far(count > kInMemory / std::max<int64_t>(row_bytes, 1)),
+        rows(far ? std::clamp(kBytesFarAhead / std::max<int64_t>(row_bytes, 1), int64_t{1},
+                              kMostFarAhead)
+                 : features_ahead(row_bytes)) {}
+
+  bool far;
+  int64_t rows;
+};
+
 // A matrix of features with contiguous rows and any stride. If a copy had to be made, `holder`
 // keeps it alive.
 template <typename T>
@@ -71,9 +85,11 @@ struct Rows {
   const T* operator[](int64_t row) const { return data + row * stride; }
   int64_t bytes() const { return size * static_cast<int64_t>(sizeof(T)); }
   int64_t ahead() const { return features_ahead(bytes()); }
+  Lookahead lookahead() const { return {count, bytes()}; }
   PYG_SCALE_INLINE void prefetch(int64_t row) const { prefetch_row((*this)[row], bytes()); }
+  template <bool kFar = false>
   PYG_SCALE_INLINE void prefetch(int64_t row, int64_t column, int64_t columns) const {
-    prefetch_row((*this)[row] + column, columns * static_cast<int64_t>(sizeof(T)));
+    prefetch_row<kFar>((*this)[row] + column, columns * static_cast<int64_t>(sizeof(T)));
   }
   void check_range(const CsrEdges& edges, int64_t begin, int64_t end) const {
     edges.check_range(begin, end, count);

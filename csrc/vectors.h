@@ -218,10 +218,13 @@ PYG_SCALE_INLINE A exp_and_add(A* x, int64_t size, A base) {
   return add_lanes<A>(sum);
 }
 
+// A row that comes from far goes to the second-level cache, which waits for more lines at a time.
+template <bool kFar = false>
 PYG_SCALE_INLINE void prefetch_row(const void* row, int64_t bytes) {
+  constexpr int kLocality = kFar ? 2 : 3;
   const char* at = static_cast<const char*>(row);
-  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(at + i);
-  __builtin_prefetch(at + bytes - 1);  // rows begin anywhere in a line
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(at + i, 0, kLocality);
+  __builtin_prefetch(at + bytes - 1, 0, kLocality);  // rows begin anywhere in a line
 }
 
 // Machines ##################################################################################
