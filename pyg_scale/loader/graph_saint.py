@@ -14,6 +14,7 @@ from tqdm.auto import tqdm
 
 from pyg_scale.loader.archive import ADVICE, load_archive, save_archive
 from pyg_scale.loader.base import SubgraphLoader
+from pyg_scale.loader.batch.source import rows_in_huge_pages
 from pyg_scale.loader.induced import Grouped, batch_of, has_edge_attrs
 from pyg_scale.loader.seeds.epoch import BatchIndex, draw_seed
 from pyg_scale.loader.stats import Stats
@@ -47,6 +48,7 @@ class _Saint(SubgraphLoader, torch_geometric.loader.GraphSAINTSampler):
         self.save_dir, self.log, self.data = save_dir, log, data
         self.N, self.E = int(data.num_nodes or 0), int(data.num_edges)
         self._graph = Grouped.of(data.edge_index, self.N)
+        rows_in_huge_pages(data)
         self._start(self.num_steps, seed=seed, worker_type=worker_type, **kwargs)
         if self.sample_coverage:
             self.node_norm, self.edge_norm = self._norms()

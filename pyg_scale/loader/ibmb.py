@@ -20,6 +20,7 @@ from torch_geometric.loader import ibmb_loader
 from torch_geometric.utils import is_undirected
 
 from pyg_scale.loader.base import SubgraphLoader
+from pyg_scale.loader.batch.source import rows_in_huge_pages
 from pyg_scale.loader.cluster import cutter_of
 from pyg_scale.loader.induced import Grouped, batch_of
 from pyg_scale.loader.seeds.epoch import BatchIndex, Cut, EqualNumbers, listed_order
@@ -88,6 +89,7 @@ class _Influence(SubgraphLoader):
         self.data, self.batch_order = data, batch_order
         self.return_edge_index_type = return_edge_index_type
         self._graph = Grouped.of(data.edge_index, int(data.num_nodes or 0))
+        rows_in_huge_pages(data)
         return nodes.unique()
 
     def _end(self, pairs: list[tuple[Tensor, Tensor]], kwargs: dict[str, Any]) -> None:

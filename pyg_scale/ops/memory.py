@@ -48,12 +48,23 @@ def empty(sizes: Sequence[int], dtype: torch.dtype) -> Tensor:
 def in_huge_pages(tensor: Tensor) -> Tensor:
     """The tensor itself, whose memory moves to huge pages where the system has any for it.
 
-    Entries that are read here and there then come faster. Memory that is shared, or of a file,
-    stays as it is, as does that of a device.
+    Entries that are read here and there then come faster. Memory that another process has too, or
+    that is of a file, stays as it is, as does that of a device. A gigabyte takes about a second;
+    after ten seconds the rest stays as it is.
     """
     if tensor.is_cpu and library.compiled():
         torch.ops.pyg_scale.prefer_huge_pages(tensor)
     return tensor
+
+
+def rows_in_huge_pages(tensor: Tensor) -> Tensor:
+    """The tensor itself, like :func:`in_huge_pages` if its rows then come faster: a large one."""
+    return in_huge_pages(tensor) if tensor.nbytes >= _MANY_PAGES else tensor
+
+
+_MANY_PAGES = 64 << 20
+"""Bytes of a tensor from which on a processor does not know its pages of the usual size by heart.
+Rows of 50 MB came 3 % faster from huge pages, of 240 MB and of 1 GB 20 to 30 %."""
 
 
 def trim() -> None:

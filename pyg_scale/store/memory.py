@@ -11,6 +11,7 @@ from torch import Tensor
 from torch_geometric.data import EdgeAttr, FeatureStore, GraphStore, TensorAttr
 
 from pyg_scale.graph.source import index_column
+from pyg_scale.ops import memory
 from pyg_scale.ops.gather import gather
 from pyg_scale.store.rows import dense, existing, integers, key_of, name_of, unknown
 
@@ -53,6 +54,8 @@ class MemoryFeatureStore(FeatureStore):
         with _writing:
             if attr.index is not None:
                 value = self._with_rows(value, attr)
+            else:
+                memory.rows_in_huge_pages(value)
             self._tensors[key] = value
         return True
 

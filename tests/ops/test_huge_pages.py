@@ -1,15 +1,19 @@
-"""Memory that a graph shares with its owner is moved to huge pages where that is possible."""
+"""Memory of graphs and features is moved to huge pages, where it lies, if that is possible."""
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch_geometric.data import Data, HeteroData
 
+from pyg_scale.loader import GraphSAINTNodeSampler, NeighborLoader
 from pyg_scale.ops import library
+from pyg_scale.store import MemoryFeatureStore
 
 pytestmark = pytest.mark.skipif(
     not library.status()["loaded"], reason="the kernels are not compiled"
@@ -32,18 +36,71 @@ def mapping(tensor: torch.Tensor) -> dict[str, int]:
     return found
 
 
+def in_huge_pages(tensor: torch.Tensor) -> int:
+    return mapping(tensor).get("AnonHugePages", 0)
+
+
+@pytest.fixture
+def moves() -> None:
+    """Skip where the kernel does not move pages on request."""
+    tensor = torch.ones(SIZE, dtype=torch.uint8)
+    before = in_huge_pages(tensor)
+    torch.ops.pyg_scale.prefer_huge_pages(tensor)
+    if in_huge_pages(tensor) <= before:
+        pytest.skip("the system has no huge pages, or does not collapse on request (Linux 6.1)")
+
+
+@pytest.mark.usefixtures("moves")
 def test_private_memory_is_moved_and_keeps_its_content() -> None:
-    enabled = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-    if not enabled.exists() or "[never]" in enabled.read_text():
-        pytest.skip("the system has no transparent huge pages")
     tensor = torch.arange(SIZE // 4, dtype=torch.int32)
-    before = mapping(tensor).get("AnonHugePages", 0)
     torch.ops.pyg_scale.prefer_huge_pages(tensor)
     assert torch.equal(tensor, torch.arange(SIZE // 4, dtype=torch.int32))
-    after = mapping(tensor).get("AnonHugePages", 0)
-    if after <= before:
-        pytest.skip("the kernel cannot collapse pages on request (Linux 6.1)")
-    assert after >= SIZE // 1024 - 4 * 2048
+    assert in_huge_pages(tensor) >= SIZE // 1024 - 4 * 2048
+
+
+@pytest.mark.usefixtures("moves")
+def test_memory_that_a_forked_process_has_too_is_left_alone() -> None:
+    tensor = torch.ones(SIZE, dtype=torch.uint8)
+    before = in_huge_pages(tensor)
+    ends, waits = os.pipe()
+    child = os.fork()
+    if child == 0:  # waits until its parent closes the pipe, and has all pages meanwhile
+        os.close(waits)
+        os.read(ends, 1)
+        os._exit(0)
+    try:
+        torch.ops.pyg_scale.prefer_huge_pages(tensor)
+        assert in_huge_pages(tensor) <= before + 2048
+    finally:
+        os.close(waits)
+        os.close(ends)
+        os.waitpid(child, 0)
+    torch.ops.pyg_scale.prefer_huge_pages(tensor)
+    assert in_huge_pages(tensor) > before + 2048
+
+
+def test_memory_that_was_never_touched_is_not_allocated() -> None:
+    tensor = torch.empty(4 * SIZE, dtype=torch.uint8)
+    before = mapping(tensor)["Rss"]
+    torch.ops.pyg_scale.prefer_huge_pages(tensor)
+    assert mapping(tensor)["Rss"] <= before + 2048
+
+
+@pytest.mark.usefixtures("moves")
+@pytest.mark.parametrize("kind", ["data", "hetero", "store", "saint"])
+def test_large_features_of_a_loader_are_moved(kind: str) -> None:
+    x, edge_index = torch.ones(1 << 18, 80), torch.tensor([[0, 1], [1, 0]])
+    before = in_huge_pages(x)
+    if kind == "hetero":
+        hetero = HeteroData({"v": {"x": x}, ("v", "to", "v"): {"edge_index": edge_index}})
+        NeighborLoader(hetero, [2], input_nodes="v")
+    elif kind == "store":
+        MemoryFeatureStore().put_tensor(x, group_name=None, attr_name="x", index=None)
+    else:
+        data = Data(x=x, edge_index=edge_index)
+        _ = NeighborLoader(data, [2]) if kind == "data" else GraphSAINTNodeSampler(data, 2)
+    assert in_huge_pages(x) >= before + x.nbytes // 2048
+    assert bool((x == 1).all())
 
 
 def test_a_file_is_left_alone(tmp_path: Path) -> None:

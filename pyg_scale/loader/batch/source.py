@@ -15,6 +15,7 @@ from pyg_scale.graph.base import SuppliesFeatures, needs_threads
 from pyg_scale.graph.topology import EdgeType, NodeType
 from pyg_scale.loader.batch.features import HOMOGENEOUS_EDGES, Features
 from pyg_scale.loader.seeds.nodes import num_nodes_of
+from pyg_scale.ops import memory
 from pyg_scale.sampler.base import graph_of
 from pyg_scale.store.base import AcceptsSome, BuildsFromData
 from pyg_scale.store.directory.data import RecordedAttributes
@@ -117,6 +118,17 @@ def _put(store: FeatureStore, attributes: Any, node_group: Any, edge_group: Any)
                 )
 
 
+def rows_in_huge_pages(data: Any) -> None:
+    """Move large features of nodes and edges in memory to huge pages, where they are."""
+    for store in data.stores if isinstance(data, Data | HeteroData) else ():
+        for name in store.keys():  # noqa: SIM118
+            if isinstance(store, RecordedAttributes) and store.is_waiting(name):
+                continue  # in a file
+            value = store[name]
+            if name not in ("edge_index", "adj_t") and _is_dense(value):
+                memory.rows_in_huge_pages(value)
+
+
 def sizes_of(data: Any, sampler: Any) -> tuple[dict[NodeType, int], dict[EdgeType, int]]:
     """The nodes of each type, and the edges of each, as far as known.
 
@@ -178,6 +190,10 @@ def _rows(data: Any) -> dict[str, int]:
             value = store[name]
             if name in ("edge_index", "adj_t"):
                 found[f"data{kind}.edge_index"] = store.num_edges
-            elif isinstance(value, Tensor) and value.dim() and value.layout == torch.strided:
+            elif _is_dense(value) and value.dim():
                 found[f"data{kind}.{name}"] = value.size(data.__cat_dim__(name, value, store))
     return found
+
+
+def _is_dense(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.layout == torch.strided
