@@ -189,6 +189,7 @@ class alignas(64) Expansion {  // not two threads on one cache line
     }
     const NarrowEdges edges = NarrowEdges::of(view);
     if (!edges.source) return false;
+    const int64_t from = edge_.size();
     if (has_avx512()) {
       edges.pairs ? take_sixteens<true>(view, edges, hop, rows, begin, end, stop)
                   : take_sixteens<false>(view, edges, hop, rows, begin, end, stop);
@@ -196,6 +197,7 @@ class alignas(64) Expansion {  // not two threads on one cache line
       edges.pairs ? take_eights<true>(view, edges, hop, rows, begin, end, stop)
                   : take_eights<false>(view, edges, hop, rows, begin, end, stop);
     }
+    if (!edges.pairs && edges.id) ids_of(edges.id, edge_.data() + from, edge_.size() - from);
     return true;
 #else
     return false;
@@ -232,6 +234,15 @@ class alignas(64) Expansion {  // not two threads on one cache line
                                                              neighbor_.data() + size,
                                                              edge_.data() + size, &share);
       took(n, share);
+    }
+  }
+
+  // The ids at some positions, in their place.
+  static void ids_of(const int32_t* id, int64_t* position, int64_t n) {
+    constexpr int64_t kFar = 32;
+    for (int64_t i = 0; i < n; ++i) {
+      if (i + kFar < n) __builtin_prefetch(id + position[i + kFar]);
+      position[i] = id[position[i]];
     }
   }
 

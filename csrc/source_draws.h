@@ -128,13 +128,15 @@ struct SixteenSources {
     return static_cast<__mmask16>((uint32_t{1} << count) - 1);
   }
 
-  // Writes those of a mask, and whatever is after them up to kSize numbers in all.
+  // Writes those of a mask, `base` more each, and whatever is after them up to kSize numbers in
+  // all.
   [[gnu::target("avx512f"), gnu::always_inline]] static inline void write(__m512i x, __mmask16 mask,
                                                                           int64_t count,
-                                                                          int64_t* out) {
-    const __m512i packed = _mm512_maskz_compress_epi32(mask, x);
-    const auto wide = [](__m256i half) __attribute__((always_inline, target("avx512f"))) {
-      return _mm512_maskz_cvtepi32_epi64(0xFF, half);
+                                                                          int64_t* out,
+                                                                          int64_t base = 0) {
+    const __m512i packed = _mm512_maskz_compress_epi32(mask, x), more = _mm512_set1_epi64(base);
+    const auto wide = [more](__m256i half) __attribute__((always_inline, target("avx512f"))) {
+      return _mm512_add_epi64(_mm512_maskz_cvtepi32_epi64(0xFF, half), more);
     };
     _mm512_storeu_si512(out, wide(_mm512_maskz_extracti64x4_epi64(0xF, packed, 0)));
     if (count <= kSize / 2) return;
@@ -216,8 +218,8 @@ class SourcePicker {
   static constexpr int64_t kRoom =
       SixteenSources::kSize;  // that both of these may write beyond the last
 
-  // The same for processors with AVX-512, with the sources and the ids of their edges in the place
-  // of positions.
+  // The same for processors with AVX-512, with the sources and beside them the ids of their edges,
+  // if these are in pairs with them, else the positions.
   template <bool kPairs>
   [[gnu::target("avx512f,popcnt"), gnu::always_inline]] static inline int64_t take_by_sixteens(
       const SourceNumbers& number, const NarrowEdges& edges, Candidates c, int64_t k,
@@ -238,11 +240,11 @@ class SourcePicker {
       const SourceNumbers& number, const NarrowEdges& edges, Candidates c, int64_t k,
       int64_t* source, int64_t* id, double* share) {
     const int64_t d = c.size();
-    const int32_t *sources = edges.source, *ids = edges.id;
+    const int32_t* sources = edges.source;
     int64_t n = 0;
     const auto put = [&](int64_t i) __attribute__((always_inline, target("avx2,bmi"))) {
       source[n] = sources[kPairs ? 2 * i : i];
-      id[n++] = kPairs ? sources[2 * i + 1] : ids ? ids[i] : i;
+      id[n++] = kPairs ? sources[2 * i + 1] : i;
     };
     if (k < 0 || k >= d) {
       *share = kCertain;
@@ -317,7 +319,7 @@ class SourcePicker {
       const SourceNumbers& own, const NarrowEdges& edges, Candidates c, uint32_t limit,
       int64_t* source, int64_t* id) {
     using S = SixteenSources;
-    const int32_t *sources = edges.source, *ids = edges.id;
+    const int32_t* sources = edges.source;
     const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     const __m512i even = _mm512_maskz_slli_epi32(0xFFFF, lanes, 1);
     const __m512i odd = _mm512_or_si512(even, _mm512_set1_epi32(1));
@@ -335,14 +337,7 @@ class SourcePicker {
       }
       const int64_t found = std::popcount(static_cast<uint32_t>(taken));
       S::write(u, taken, found, source + n);
-      if (kPairs || ids) {
-        if constexpr (!kPairs) e = _mm512_maskz_loadu_epi32(taken, ids + i);
-        S::write(e, taken, found, id + n);
-      } else {  // positions are wider
-        for (uint32_t left = taken, j = 0; left; left &= left - 1) {
-          id[n + j++] = i + std::countr_zero(left);
-        }
-      }
+      S::write(e, taken, found, id + n, kPairs ? 0 : i);
       n += found;
     };
     const auto sixteen =
