@@ -135,34 +135,34 @@ std::tuple<Tensor, Tensor, Tensor> number_nodes(Tensor known, Tensor known_seed,
     check_each_within(first_seed, size, "seed", num_seeds);
     check_each_within(wanted_seed, n, "seed", num_seeds);
   }
-  const auto insert = [&](uint64_t key, int64_t next) {
-    return static_cast<int64_t>(
-        table.wide() ? table.find_or_insert<true>(key, static_cast<uint64_t>(next))
-                     : table.find_or_insert<false>(key, static_cast<uint64_t>(next)));
-  };
-  const auto prefetch = [&](const int64_t* nodes, const int64_t* seeds, int64_t i, int64_t end) {
-    if (i + kAhead < end) {
-      table.prefetch(identity(nodes[i + kAhead], disjoint ? seeds[i + kAhead] : 0));
-    }
-  };
-  for (int64_t i = 0; i < size; ++i) {
-    prefetch(first, first_seed, i, size);
-    insert(identity(first[i], disjoint ? first_seed[i] : 0), i);
-    out[i] = first[i];
-    if (disjoint) out_seed[i] = first_seed[i];
-  }
-  // Rows from `size` on stand for nodes that are not known, even if they are not kept.
   int64_t next = size;
-  for (int64_t i = 0; i < n; ++i) {
-    prefetch(wanted, wanted_seed, i, n);
-    const int64_t found = insert(identity(wanted[i], disjoint ? wanted_seed[i] : 0), next);
-    if (found == next) {
-      out[next] = wanted[i];
-      if (disjoint) out_seed[next] = wanted_seed[i];
-      ++next;
+  table.use([&](auto& slots) __attribute__((always_inline)) {
+    const auto prefetch = [&](const int64_t* nodes, const int64_t* seeds, int64_t i, int64_t end) {
+      if (i + kAhead < end) {
+        slots.prefetch(identity(nodes[i + kAhead], disjoint ? seeds[i + kAhead] : 0));
+      }
+    };
+    const auto insert = [&](uint64_t key, int64_t row) {
+      return static_cast<int64_t>(slots.find_or_insert(key, static_cast<uint64_t>(row)));
+    };
+    for (int64_t i = 0; i < size; ++i) {
+      prefetch(first, first_seed, i, size);
+      insert(identity(first[i], disjoint ? first_seed[i] : 0), i);
+      out[i] = first[i];
+      if (disjoint) out_seed[i] = first_seed[i];
     }
-    to[i] = append || found < size ? found : -1;
-  }
+    // Rows from `size` on stand for nodes that are not known, even if they are not kept.
+    for (int64_t i = 0; i < n; ++i) {
+      prefetch(wanted, wanted_seed, i, n);
+      const int64_t found = insert(identity(wanted[i], disjoint ? wanted_seed[i] : 0), next);
+      if (found == next) {
+        out[next] = wanted[i];
+        if (disjoint) out_seed[next] = wanted_seed[i];
+        ++next;
+      }
+      to[i] = append || found < size ? found : -1;
+    }
+  });
   if (table.bytes() > kKeptBytes) table.release();
   const int64_t kept = append ? next : size;
   return {torch::stable::narrow(all, 0, 0, kept),

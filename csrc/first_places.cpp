@@ -16,12 +16,12 @@ namespace {
 constexpr size_t kKeptBytes = size_t{1} << 26;  // by a thread, between calls
 constexpr int64_t kAhead = 16;                  // covers the latency of memory
 
-template <bool kWide>
-void find(RelabelTable& table, const int64_t* key, int64_t n, int64_t* out) {
+template <typename Slots>
+PYG_SCALE_PREFETCH void find(Slots& slots, const int64_t* key, int64_t n, int64_t* out) {
   for (int64_t i = 0; i < n; ++i) {
-    if (i + kAhead < n) table.prefetch<kWide>(static_cast<uint64_t>(key[i + kAhead]));
+    if (i + kAhead < n) slots.prefetch(static_cast<uint64_t>(key[i + kAhead]));
     const uint64_t first =
-        table.find_or_insert<kWide>(static_cast<uint64_t>(key[i]), static_cast<uint64_t>(i));
+        slots.find_or_insert(static_cast<uint64_t>(key[i]), static_cast<uint64_t>(i));
     out[i] = static_cast<int64_t>(first);
   }
 }
@@ -40,7 +40,7 @@ Tensor first_places(Tensor key, int64_t distinct) {
   table.reserve(n);
   Tensor place = pool_empty({n}, ScalarType::Long);
   int64_t* out = place.mutable_data_ptr<int64_t>();
-  table.wide() ? find<true>(table, keys, n, out) : find<false>(table, keys, n, out);
+  table.use([&](auto& slots) __attribute__((always_inline)) { find(slots, keys, n, out); });
   if (table.bytes() > kKeptBytes) table.release();
   return place;
 }

@@ -96,7 +96,8 @@ class Budget {
       }
     }
     table_.reserve(entries_.size() + count);
-    table_.wide() ? add_block<true>(nodes, count, score) : add_block<false>(nodes, count, score);
+    table_.use([&](auto& slots)
+                   __attribute__((always_inline)) { add_block(slots, nodes, count, score); });
   }
 
   // Takes up to `k` nodes that are not in `list` and puts them there.
@@ -139,14 +140,13 @@ class Budget {
     uint64_t score;
   };
 
-  template <bool kWide>
-  void add_block(const int64_t* nodes, int64_t count, uint64_t score) {
-    for (int64_t i = 0; i < count; ++i) {
-      table_.prefetch<kWide>(static_cast<uint64_t>(nodes[i]));
-    }
+  template <typename Slots>
+  PYG_SCALE_PREFETCH void add_block(Slots& slots, const int64_t* nodes, int64_t count,
+                                    uint64_t score) {
+    for (int64_t i = 0; i < count; ++i) slots.prefetch(static_cast<uint64_t>(nodes[i]));
     for (int64_t i = 0; i < count; ++i) {
       const auto next = static_cast<uint64_t>(entries_.size());
-      const uint64_t place = table_.find_or_insert<kWide>(static_cast<uint64_t>(nodes[i]), next);
+      const uint64_t place = slots.find_or_insert(static_cast<uint64_t>(nodes[i]), next);
       if (place == next) entries_.push({nodes[i], 0});
       entries_[static_cast<int64_t>(place)].score += score;
     }

@@ -29,23 +29,24 @@ struct HopSources {
       check(most < int64_t{1} << 32, "a hop has 2**32 sources or more");
       source.reserve(most + 1);
       table_.reserve(most);
-      table_.wide() ? find<true>(neighbor, begin, end) : find<false>(neighbor, begin, end);
+      table_.use([&](auto& slots)
+                     __attribute__((always_inline)) { find(slots, neighbor, begin, end); });
     }
   }
 
  private:
   static constexpr int64_t kAhead = 32;  // slots that are asked for before they are read
 
-  template <bool kWide>
-  void find(const int64_t* neighbor, int64_t begin, int64_t end) {
+  template <typename Slots>
+  PYG_SCALE_PREFETCH void find(Slots& slots, const int64_t* neighbor, int64_t begin, int64_t end) {
     for (int64_t i = begin; i < std::min(begin + kAhead, end); ++i) {
-      table_.prefetch<kWide>(static_cast<uint64_t>(neighbor[i]));
+      slots.prefetch(static_cast<uint64_t>(neighbor[i]));
     }
     int64_t next = size();
     for (int64_t i = begin; i < end; ++i) {
-      if (i + kAhead < end) table_.prefetch<kWide>(static_cast<uint64_t>(neighbor[i + kAhead]));
-      const uint64_t at = table_.find_or_insert<kWide>(static_cast<uint64_t>(neighbor[i]),
-                                                       static_cast<uint64_t>(next));
+      if (i + kAhead < end) slots.prefetch(static_cast<uint64_t>(neighbor[i + kAhead]));
+      const uint64_t at =
+          slots.find_or_insert(static_cast<uint64_t>(neighbor[i]), static_cast<uint64_t>(next));
       source[next] = neighbor[i];
       next += at == static_cast<uint64_t>(next);
       place[i] = static_cast<uint32_t>(at);

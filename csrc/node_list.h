@@ -57,8 +57,7 @@ class NodeList {
       }
       const uint64_t key = identity(node[i], first_position + i);
       const auto row = static_cast<uint64_t>(node_.size());
-      table_.wide() ? table_.find_or_insert<true>(key, row)
-                    : table_.find_or_insert<false>(key, row);
+      table_.find_or_insert(key, row);
       node_.push(node[i]);
       if (disjoint_) seed_.push(first_position + i);
     }
@@ -74,8 +73,9 @@ class NodeList {
     for (int64_t from = 0; from < num_neighbors; from += kBlock) {
       const int64_t n = std::min(kBlock, num_neighbors - from);
       reserve(n);
-      table_.wide() ? add_block<true>(neighbor + from, n, block, out + from)
-                    : add_block<false>(neighbor + from, n, block, out + from);
+      table_.use([&](auto& slots) __attribute__((always_inline)) {
+        add_block(slots, neighbor + from, n, block, out + from);
+      });
       check_size();
     }
   }
@@ -103,8 +103,9 @@ class NodeList {
     table_.reserve(node_.size() + count);
   }
 
-  template <bool kWide>
-  void add_block(const int64_t* neighbor, int64_t n, Block& block, uint32_t* out) {
+  template <typename Slots>
+  PYG_SCALE_PREFETCH void add_block(Slots& slots, const int64_t* neighbor, int64_t n, Block& block,
+                                    uint32_t* out) {
     uint64_t keys[kBlock];
     int64_t seeds[kBlock];
     for (int64_t i = 0; i < n; ++i) {
@@ -120,12 +121,12 @@ class NodeList {
         keys[i] = static_cast<uint64_t>(neighbor[i]);
       }
     }
-    for (int64_t i = 0; i < std::min(n, kAhead); ++i) table_.prefetch<kWide>(keys[i]);
+    for (int64_t i = 0; i < std::min(n, kAhead); ++i) slots.prefetch(keys[i]);
     int64_t* node = node_.data();
     int64_t size = node_.size();
     for (int64_t i = 0; i < n; ++i) {
-      if (i + kAhead < n) table_.prefetch<kWide>(keys[i + kAhead]);
-      const uint64_t row = table_.find_or_insert<kWide>(keys[i], static_cast<uint64_t>(size));
+      if (i + kAhead < n) slots.prefetch(keys[i + kAhead]);
+      const uint64_t row = slots.find_or_insert(keys[i], static_cast<uint64_t>(size));
       node[size] = neighbor[i];
       if (disjoint_) seed_[size] = seeds[i];
       size += row == static_cast<uint64_t>(size);

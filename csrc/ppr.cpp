@@ -92,8 +92,7 @@ class Pusher {
     const int64_t next = reached_.size();
     table_.reserve(next + 1);
     const auto key = static_cast<uint64_t>(node), fresh = static_cast<uint64_t>(next);
-    const auto row = static_cast<int64_t>(table_.wide() ? table_.find_or_insert<true>(key, fresh)
-                                                        : table_.find_or_insert<false>(key, fresh));
+    const auto row = static_cast<int64_t>(table_.find_or_insert(key, fresh));
     if (row == next) {
       const int64_t low = rule_.begin[node], high = rule_.begin[node + 1];
       check_entries(node, low, high, rule_.num_entries);
