@@ -21,7 +21,7 @@ struct Sum {
   const A* weight;  // [edges, heads] by id, or null
   int64_t heads;
   bool mean;
-  Lookahead ahead;
+  int64_t ahead;  // how many edges before it is needed a row is asked for
 
   A factor(int64_t row) const {
     const int64_t degree = edges.indptr[row + 1] - edges.indptr[row];
@@ -29,7 +29,7 @@ struct Sum {
   }
 
   PYG_SCALE_INLINE void look_ahead(int64_t e, int64_t limit) const {
-    const int64_t coming = e + ahead.rows;
+    const int64_t coming = e + ahead;
     if (coming >= limit) return;
     x.prefetch(edges.indices[coming]);
     if (edges.edge_id.data && weight) __builtin_prefetch(weight + edges.edge_id[coming] * heads);
@@ -41,10 +41,8 @@ struct Sum {
                                 A* out) const {
     Vector<A> sum[kCount] = {};
     for (int64_t e = begin; e < end; ++e) {
-      if (const int64_t coming = e + ahead.rows; coming < limit) {
-        const int64_t place = edges.indices[coming], count = kCount * kLanes<A>;
-        ahead.far ? x.template prefetch<true>(place, column, count)
-                  : x.prefetch(place, column, count);
+      if (const int64_t coming = e + ahead; coming < limit) {
+        x.prefetch(edges.indices[coming], column, kCount * kLanes<A>);
       }
       const auto from = x[edges.indices[e]];
       if constexpr (kWeighted) {
@@ -166,7 +164,7 @@ void sum_rows(const CsrEdges& edges, const Source& x, const EdgeWeights& weights
   using Op = Sum<T, Source>;
   const int64_t size = x.size;
   const RowTasks tasks(edges.indptr, edges.rows, edges.edges, size);
-  const Op sum{edges, x, weights.data<A>(), weights.heads, mean, x.lookahead()};
+  const Op sum{edges, x, weights.data<A>(), weights.heads, mean, x.ahead()};
   T* to = data_of<T>(out);
   std::vector<A> partial(tasks.pieces.size() * static_cast<size_t>(size));
   const auto rows = [&](int64_t, int64_t first, int64_t last) {

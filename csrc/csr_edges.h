@@ -60,21 +60,17 @@ struct CsrEdges {
   int64_t rows, edges;
 };
 
-inline int64_t features_ahead(int64_t row_bytes) {
-  return std::clamp(kBytesAhead / std::max<int64_t>(row_bytes, 1), int64_t{1}, kMostAhead);
+// True for rows that together are more than a cache holds.
+inline bool lie_in_memory(int64_t count, int64_t row_bytes) {
+  return count * row_bytes > kInMemory;
 }
 
-// How many rows ahead of the one that is added to ask for one, and from how far away it comes.
-struct Lookahead {
-  Lookahead(int64_t count, int64_t row_bytes)
-      : far(count > kInMemory / std::max<int64_t>(row_bytes, 1)),
-        rows(far ? std::clamp(kBytesFarAhead / std::max<int64_t>(row_bytes, 1), int64_t{1},
-                              kMostFarAhead)
-                 : features_ahead(row_bytes)) {}
-
-  bool far;
-  int64_t rows;
-};
+// How many rows ahead of the one that is added to ask for one.
+inline int64_t features_ahead(int64_t count, int64_t row_bytes) {
+  const bool far = lie_in_memory(count, row_bytes);
+  return std::clamp((far ? kBytesFarAhead : kBytesAhead) / std::max<int64_t>(row_bytes, 1),
+                    int64_t{1}, far ? kMostFarAhead : kMostAhead);
+}
 
 // A matrix of features with contiguous rows and any stride. If a copy had to be made, `holder`
 // keeps it alive.
@@ -84,12 +80,11 @@ struct Rows {
   int64_t count, stride, size;
   const T* operator[](int64_t row) const { return data + row * stride; }
   int64_t bytes() const { return size * static_cast<int64_t>(sizeof(T)); }
-  int64_t ahead() const { return features_ahead(bytes()); }
-  Lookahead lookahead() const { return {count, bytes()}; }
-  PYG_SCALE_INLINE void prefetch(int64_t row) const { prefetch_row((*this)[row], bytes()); }
-  template <bool kFar = false>
+  int64_t ahead() const { return features_ahead(count, bytes()); }
+  PYG_SCALE_INLINE void prefetch(int64_t row) const { prefetch(row, 0, size); }
   PYG_SCALE_INLINE void prefetch(int64_t row, int64_t column, int64_t columns) const {
-    prefetch_row<kFar>((*this)[row] + column, columns * static_cast<int64_t>(sizeof(T)));
+    prefetch_row((*this)[row] + column, columns * static_cast<int64_t>(sizeof(T)),
+                 lie_in_memory(count, bytes()));
   }
   void check_range(const CsrEdges& edges, int64_t begin, int64_t end) const {
     edges.check_range(begin, end, count);

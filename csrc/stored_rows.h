@@ -116,13 +116,14 @@ struct StoredRows {
     return form.of(address(place));
   }
   int64_t bytes() const { return size * Form::kItem + Form::kHead; }
-  int64_t ahead() const { return features_ahead(bytes()); }
-  Lookahead lookahead() const { return {held.count + rest.count, bytes()}; }
-  PYG_SCALE_INLINE void prefetch(int64_t place) const { prefetch_row(address(place), bytes()); }
-  template <bool kFar = false>
-  PYG_SCALE_INLINE void prefetch(int64_t place, int64_t column, int64_t count) const {
-    prefetch_row<kFar>(address(place) + column * Form::kItem, count * Form::kItem + Form::kHead);
+  int64_t ahead() const { return features_ahead(held.count + rest.count, bytes()); }
+  PYG_SCALE_INLINE void prefetch(int64_t place) const {
+    prefetch_row(address(place), bytes(), far());
   }
+  PYG_SCALE_INLINE void prefetch(int64_t place, int64_t column, int64_t count) const {
+    prefetch_row(address(place) + column * Form::kItem, count * Form::kItem + Form::kHead, far());
+  }
+  bool far() const { return lie_in_memory(held.count + rest.count, bytes()); }
   void check_range(const CsrEdges& edges, int64_t begin, int64_t end) const {
     edges.check_places(begin, end, held.count, rest.count);
   }

@@ -218,13 +218,16 @@ PYG_SCALE_INLINE A exp_and_add(A* x, int64_t size, A base) {
   return add_lanes<A>(sum);
 }
 
-// A row that comes from far goes to the second-level cache, which waits for more lines at a time.
-template <bool kFar = false>
-PYG_SCALE_INLINE void prefetch_row(const void* row, int64_t bytes) {
-  constexpr int kLocality = kFar ? 2 : 3;
-  const char* at = static_cast<const char*>(row);
+template <int kLocality>
+PYG_SCALE_INLINE void prefetch_lines(const char* at, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(at + i, 0, kLocality);
   __builtin_prefetch(at + bytes - 1, 0, kLocality);  // rows begin anywhere in a line
+}
+
+// A row that comes from far goes to the second-level cache, which waits for more lines at a time.
+PYG_SCALE_INLINE void prefetch_row(const void* row, int64_t bytes, bool far = false) {
+  const auto* at = static_cast<const char*>(row);
+  far ? prefetch_lines<2>(at, bytes) : prefetch_lines<3>(at, bytes);
 }
 
 // Machines ##################################################################################

@@ -16,7 +16,7 @@ from pyg_scale.graph.base import needs_threads
 from pyg_scale.loader.batch.features import Features
 from pyg_scale.loader.batch.pin import pin_batch
 from pyg_scale.loader.batch.placement import Landed, Placement, placement_of
-from pyg_scale.loader.batch.source import RowCounts, features_of, rows_in_huge_pages
+from pyg_scale.loader.batch.source import RowCounts, features_of
 from pyg_scale.loader.iterator import BatchSource, EpochIterator, Inline
 from pyg_scale.loader.options import SamplingOptions, check_workers, checked
 from pyg_scale.loader.seeds.budget import Budget
@@ -230,7 +230,6 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
         )
         self._refuse_processes()
         self._rows = RowCounts(self.data)
-        rows_in_huge_pages(self.data)
         return sampler
 
     def _publish(self) -> None:

@@ -54,8 +54,8 @@ class MemoryFeatureStore(FeatureStore):
         with _writing:
             if attr.index is not None:
                 value = self._with_rows(value, attr)
-            else:
-                memory.rows_in_huge_pages(value)
+            elif value.nbytes >= memory.MANY_PAGES:
+                memory.in_huge_pages(value)
             self._tensors[key] = value
         return True
 

@@ -27,6 +27,8 @@ def features_of(
 ) -> Features | None:
     """The features that a batch takes from a store; ``None`` if all are attributes of ``data``.
 
+    Large ones that are attributes move to huge pages, where they are.
+
     Args:
         data: ``Data``, ``HeteroData`` or ``(FeatureStore, GraphStore)``.
         feature_store: A name, a store, or ``None``: that of ``data`` if it is a pair of stores.
@@ -37,6 +39,7 @@ def features_of(
         TypeError: If it is no feature store.
         ValueError: If a feature does not fit the graph.
     """
+    rows_in_huge_pages(data)
     if isinstance(feature_store, str):
         if needs_threads(data):
             raise ValueError(
@@ -125,8 +128,10 @@ def rows_in_huge_pages(data: Any) -> None:
             if isinstance(store, RecordedAttributes) and store.is_waiting(name):
                 continue  # in a file
             value = store[name]
-            if name not in ("edge_index", "adj_t") and _is_dense(value):
-                memory.rows_in_huge_pages(value)
+            if name in ("edge_index", "adj_t") or not _is_dense(value):
+                continue
+            if value.nbytes >= memory.MANY_PAGES:
+                memory.in_huge_pages(value)
 
 
 def sizes_of(data: Any, sampler: Any) -> tuple[dict[NodeType, int], dict[EdgeType, int]]:
