@@ -19,7 +19,8 @@ using MaybeTensor = std::optional<Tensor>;
 
 constexpr int64_t kBytesAhead = 4096, kMostAhead = 16;  // rows asked for before they are needed
 // The same for rows that lie in memory rather than in a cache, and from what size on they do.
-constexpr int64_t kBytesFarAhead = 32768, kMostFarAhead = 64, kInMemory = int64_t{64} << 20;
+constexpr int64_t kBytesFarAhead = 32768, kMostFarAhead = 64;
+constexpr uint64_t kInMemory = uint64_t{64} << 20;
 
 // The edges of each row; see pyg_scale/ops/adjacency.py.
 struct CsrEdges {
@@ -62,7 +63,7 @@ struct CsrEdges {
 
 // True for rows that together are more than a cache holds.
 inline bool lie_in_memory(int64_t count, int64_t row_bytes) {
-  return count * row_bytes > kInMemory;
+  return static_cast<uint64_t>(count) * static_cast<uint64_t>(row_bytes) > kInMemory;
 }
 
 // How many rows ahead of the one that is added to ask for one.

@@ -12,6 +12,7 @@ import math
 import os
 import re
 import stat
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, BinaryIO
@@ -27,14 +28,18 @@ from pyg_scale.files.file_view import FileView
 LONGEST_HEADER = 12 + 65536
 """Largest size of the header of a file in bytes."""
 
-_LOOK = 4096  # bytes that contain every usual header
 _PAGE = 4096
 _LARGE = 1 << 20
 _USUAL_HEADER = re.compile(
-    rb"\x93NUMPY\x01\x00(..)"
-    rb"\{'descr': '([<|][a-z]\d+)', 'fortran_order': (True|False), 'shape': \(([0-9, ]*)\), \} *\n",
+    rb"\x93NUMPY\x01\x00.."
+    rb"\{'descr': '([<|][a-z]\d+)', 'fortran_order': (True|False), "
+    rb"'shape': \((|NUMBER,|NUMBER(?:, NUMBER)+)\), \} *\n".replace(b"NUMBER", rb"(?:0|[1-9]\d*)"),
     re.DOTALL,
 )
+_parsing = threading.Lock()
+"""Held while a header is parsed as Python: CPython 3.11 counts the depth of that in one place for
+all threads (its issue 106905)."""
+
 _BITS: dict[int, np.dtype[Any]] = {1: np.dtype("<u1"), 2: np.dtype("<u2")}
 _WITHOUT_NUMPY = {
     name: getattr(torch, name)
@@ -243,7 +248,8 @@ def _opened(path: Path, open_file: Open | None) -> Iterator[BinaryIO]:
 
 def _data_offset(path: Path, file: BinaryIO, dtype: str, shape: tuple[int, ...]) -> int:
     try:
-        found, fortran, stored, offset = _header(file)
+        found, fortran, stored = read_npy_header(file)
+        offset = file.tell()
         length = os.fstat(file.fileno()).st_size
     except Exception as error:  # the header is parsed as Python, which can fail in many ways
         raise GraphDirectoryError(f"{path} cannot be read as .npy: {error}") from None
@@ -262,19 +268,6 @@ def _data_offset(path: Path, file: BinaryIO, dtype: str, shape: tuple[int, ...])
     return offset
 
 
-def _header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
-    """Shape, True if in Fortran order, dtype, and offset of the data."""
-    usual = _USUAL_HEADER.match(file.read(_LOOK))
-    if usual is not None:  # NumPy takes ten times as long
-        length, descr, fortran, shape = usual.groups()
-        sizes = tuple(int(size) for size in shape.split(b",") if size.strip())
-        offset = 10 + int.from_bytes(length, "little")
-        if offset == usual.end():
-            return sizes, fortran == b"True", np.dtype(descr.decode()), offset
-    file.seek(0)
-    return (*read_npy_header(file), file.tell())
-
-
 def read_npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """Shape, True if in Fortran order, and dtype of a NumPy array; its data follows.
 
@@ -282,12 +275,33 @@ def read_npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[An
         ValueError: If it is damaged.
     """
     try:
-        version = npy.read_magic(file)
+        header = _header(file)
+        usual = _USUAL_HEADER.fullmatch(header)
+        if usual is not None:  # NumPy takes ten times as long
+            descr, fortran, sizes = usual.groups()
+            found = tuple(int(size) for size in sizes.split(b",") if size)
+            return found, fortran == b"True", np.dtype(descr.decode())
+        stream = io.BytesIO(header)
+        version = npy.read_magic(stream)
         read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-        shape, fortran, dtype = read(file)
+        with _parsing:
+            shape, fortran, dtype = read(stream)
     except Exception as error:  # it is parsed as Python, which can fail in many ways
         first = str(error).partition("\n")[0]
         raise ValueError(f"its header is damaged: {type(error).__name__}: {first}") from None
     if any(type(size) is not int or size < 0 for size in shape):
         raise ValueError(f"its header is damaged: it has the shape {shape}")
     return shape, fortran, dtype
+
+
+def _header(file: IO[bytes]) -> bytes:
+    """The bytes before the data of an array; fewer if the file ends, or is none of NumPy's."""
+    start = file.read(10)  # up to a length of two bytes
+    if not start.startswith(npy.MAGIC_PREFIX):
+        return start
+    if start[6:7] != b"\x01":
+        start += file.read(2)  # of four
+    size = int.from_bytes(start[8:], "little")
+    if size > LONGEST_HEADER:
+        raise ValueError(f"it says that it has {size} bytes")
+    return start + file.read(size)
