@@ -38,7 +38,7 @@ _USUAL_HEADER = re.compile(
 )
 _parsing = threading.Lock()
 """Held while a header is parsed as Python: CPython 3.11 counts the depth of that in one place for
-all threads (its issue 106905)."""
+all threads, and the counts may then disagree (see its issue 106905)."""
 
 _BITS: dict[int, np.dtype[Any]] = {1: np.dtype("<u1"), 2: np.dtype("<u2")}
 _WITHOUT_NUMPY = {

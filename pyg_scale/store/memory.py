@@ -51,11 +51,11 @@ class MemoryFeatureStore(FeatureStore):
         """
         value = dense(tensor, name_of(attr))
         key = key_of(attr)
+        if attr.index is None and value.nbytes >= memory.MANY_PAGES:
+            memory.in_huge_pages(value)  # takes a while: others may write meanwhile
         with _writing:
             if attr.index is not None:
                 value = self._with_rows(value, attr)
-            elif value.nbytes >= memory.MANY_PAGES:
-                memory.in_huge_pages(value)
             self._tensors[key] = value
         return True
 
