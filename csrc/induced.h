@@ -134,16 +134,17 @@ class Induced {
         ++count;
       }
     }
-    for (int64_t i = 0; i < count; ++i) {
-      keys[i] = neighbors.identity(nodes[positions[i]], seed);
-      neighbors.table().prefetch(keys[i]);
-    }
-    for (int64_t i = 0; i < count; ++i) {
-      const int64_t row = neighbors.table().find(keys[i]);
-      if (row < 0) continue;
-      out.row.push(static_cast<uint32_t>(row));
-      out.edge.push(view.edge_id.data ? view.edge_id[positions[i]] : positions[i]);
-    }
+    if (count == 0) return;
+    for (int64_t i = 0; i < count; ++i) keys[i] = neighbors.identity(nodes[positions[i]], seed);
+    neighbors.table().look([&](const auto& slots) __attribute__((always_inline)) {
+      for (int64_t i = 0; i < count; ++i) slots.prefetch(keys[i]);
+      for (int64_t i = 0; i < count; ++i) {
+        const int64_t row = slots.find(keys[i]);
+        if (row < 0) continue;
+        out.row.push(static_cast<uint32_t>(row));
+        out.edge.push(view.edge_id.data ? view.edge_id[positions[i]] : positions[i]);
+      }
+    });
   }
 
   // Temporal neighbourhoods are in order of time.

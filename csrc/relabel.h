@@ -88,7 +88,7 @@ struct HashedSlots {
     }
   }
 
-  int64_t find(uint64_t key) const {
+  PYG_SCALE_PREFETCH int64_t find(uint64_t key) const {
     for (uint64_t i = home(key);; i = (i + 1) & mask) {
       const uint64_t tail = slots[kWide ? 2 * i + 1 : i];
       if (tail >> epoch_shift() != epoch) return -1;
@@ -145,6 +145,18 @@ class RelabelTable {
       HashedSlots<false> slots = hashed_slots<false>();
       f(slots);
       used_ += slots.used;
+    }
+  }
+
+  // Calls f(slots), which only reads them.
+  template <typename F>
+  PYG_SCALE_PREFETCH void look(const F& f) const {
+    if (direct_) {
+      f(direct_slots_);
+    } else if (wide_) {
+      f(hashed_slots<true>());
+    } else {
+      f(hashed_slots<false>());
     }
   }
 
