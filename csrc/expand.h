@@ -87,8 +87,8 @@ class alignas(64) Expansion {  // not two threads on one cache line
 
   size_t bytes() const {
     return position_.bytes() + neighbor_.bytes() + edge_.bytes() + count_.bytes() + seed_.bytes() +
-           held_.bytes() + picker_.bytes() + share_.bytes() + weight_.bytes() +
-           source_picker_.bytes();
+           taken_.bytes() + taken_id_.bytes() + held_.bytes() + picker_.bytes() + share_.bytes() +
+           weight_.bytes() + source_picker_.bytes();
   }
 
  private:
@@ -189,6 +189,8 @@ class alignas(64) Expansion {  // not two threads on one cache line
     }
     const NarrowEdges edges = NarrowEdges::of(view);
     if (!edges.source) return false;
+    taken_.clear();
+    taken_id_.clear();
     const int64_t from = edge_.size();
     if (has_avx512()) {
       edges.pairs ? take_sixteens<true>(view, edges, hop, rows, begin, end, stop)
@@ -212,13 +214,14 @@ class alignas(64) Expansion {  // not two threads on one cache line
     const SourceNumbers numbers = hop.numbers;  // what is written might else change it
     for (int64_t row = begin; row < end; ++row) {
       const Candidates c = next_row(view, edges, rows, row, stop);
-      const int64_t size = neighbor_.size();
+      const Room<kPairs> room = room_for<kPairs>(c);
       double share;
       const int64_t n = SourcePicker::take_by_sixteens<kPairs>(numbers, edges, c, hop.num_neighbors,
-                                                               neighbor_.data() + size,
-                                                               edge_.data() + size, &share);
-      took(n, share);
+                                                               room.source, room.id, &share);
+      took<kPairs>(n, share);
     }
+    widen(taken_, neighbor_);
+    if constexpr (kPairs) widen(taken_id_, edge_);
   }
 
   template <bool kPairs>
@@ -228,13 +231,57 @@ class alignas(64) Expansion {  // not two threads on one cache line
     const SourceNumbers numbers = hop.numbers;  // what is written might else change it
     for (int64_t row = begin; row < end; ++row) {
       const Candidates c = next_row(view, edges, rows, row, stop);
-      const int64_t size = neighbor_.size();
+      const Room<kPairs> room = room_for<kPairs>(c);
       double share;
       const int64_t n = SourcePicker::take_by_eights<kPairs>(numbers, edges, c, hop.num_neighbors,
-                                                             neighbor_.data() + size,
-                                                             edge_.data() + size, &share);
-      took(n, share);
+                                                             room.source, room.id, &share);
+      took<kPairs>(n, share);
     }
+    widen(taken_, neighbor_);
+    if constexpr (kPairs) widen(taken_id_, edge_);
+  }
+
+  // Where the edges of a row are written. Positions may need 64 bits, ids of pairs have 32.
+  template <bool kPairs>
+  struct Room {
+    int32_t* source;
+    NarrowEdges::Id<kPairs>* id;
+  };
+
+  // Room for all candidates of a row.
+  template <bool kPairs>
+  PYG_SCALE_INLINE Room<kPairs> room_for(Candidates c) {
+    auto& ids = ids_taken<kPairs>();
+    const int64_t more = c.size() + SourcePicker::kRoom;
+    taken_.reserve(taken_.size() + more);
+    ids.reserve(ids.size() + more);
+    return {taken_.data() + taken_.size(), ids.data() + ids.size()};
+  }
+
+  template <bool kPairs>
+  PYG_SCALE_INLINE void took(int64_t n, double share) {
+    auto& ids = ids_taken<kPairs>();
+    taken_.set_size(taken_.size() + n);
+    ids.set_size(ids.size() + n);
+    count_.push(n);
+    share_.push(share);
+  }
+
+  template <bool kPairs>
+  PYG_SCALE_INLINE auto& ids_taken() {
+    if constexpr (kPairs) {
+      return taken_id_;
+    } else {
+      return edge_;
+    }
+  }
+
+  // Appends the numbers of the block at hand.
+  PYG_SCALE_INLINE static void widen(const Buffer<int32_t>& from, Buffer<int64_t>& to) {
+    const int64_t n = from.size(), size = to.size();
+    to.reserve(size + n);
+    std::copy_n(from.data(), n, to.data() + size);
+    to.set_size(size + n);
   }
 
   // The ids at some positions, in their place.
@@ -246,7 +293,7 @@ class alignas(64) Expansion {  // not two threads on one cache line
     }
   }
 
-  // The in-edges of a row, with room for all of them.
+  // The in-edges of a row.
   PYG_SCALE_PREFETCH Candidates next_row(const EdgeView& view, const NarrowEdges& edges,
                                          const Rows& rows, int64_t row, int64_t stop) {
     if (row % kPagesAtOnce == 0) {
@@ -259,19 +306,10 @@ class alignas(64) Expansion {  // not two threads on one cache line
       }
     }
     if (row + kSoon < stop) prefetch_begin(view, rows.at(row + kSoon));
-    const int64_t v = rows.at(row), size = neighbor_.size();
+    const int64_t v = rows.at(row);
     const Candidates c{view.indptr[v], view.indptr[v + 1]};
     check_entries(v, c.begin, c.end, view.num_edges);
-    neighbor_.reserve(size + c.size() + SourcePicker::kRoom);
-    edge_.reserve(size + c.size() + SourcePicker::kRoom);
     return c;
-  }
-
-  PYG_SCALE_INLINE void took(int64_t n, double share) {
-    neighbor_.set_size(neighbor_.size() + n);
-    edge_.set_size(edge_.size() + n);
-    count_.push(n);
-    share_.push(share);
   }
 #endif
 
@@ -279,7 +317,9 @@ class alignas(64) Expansion {  // not two threads on one cache line
   void weigh(const EdgeView& view, Weighting weighting, const Rows& rows, int64_t begin,
              int64_t end, int64_t from) {
     const int64_t n = neighbor_.size() - from;
-    weight_.reserve(from + n);
+    // Rows are short, and differ in length: some numbers too many cost less than counting them.
+    constexpr int64_t kAtOnce = 8;
+    weight_.reserve(from + n + kAtOnce);
     float* weight = weight_.data() + from;
     const int64_t* neighbor = neighbor_.data() + from;
     const int64_t* count = count_.data() + count_.size() - (end - begin);
@@ -291,7 +331,9 @@ class alignas(64) Expansion {  // not two threads on one cache line
       const bool is_mean = weighting == Weighting::kMean;
       double value = by_row ? weight_of(share_[row - begin], is_mean, degree) : 0;
       if (by_row && weighting != Weighting::kGcn) {
-        std::fill(weight + i, weight + stop, static_cast<float>(value));
+        for (; i < stop; i += kAtOnce) {
+          std::fill_n(weight + i, kAtOnce, static_cast<float>(value));
+        }
         i = stop;
       }
       for (; i < stop; ++i) {
@@ -417,7 +459,8 @@ class alignas(64) Expansion {  // not two threads on one cache line
     for (int64_t i = 0; i < n; ++i) out[i] = data[position[i] * column.stride];
   }
 
-  Buffer<int64_t> position_;  // of the block at hand
+  Buffer<int64_t> position_;          // of the block at hand
+  Buffer<int32_t> taken_, taken_id_;  // neighbours and ids of the block, before they are widened
   Buffer<int64_t> neighbor_, edge_, count_, seed_;
   Buffer<Held> held_;  // of each row of the block, if there are parts
   Picker picker_;

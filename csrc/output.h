@@ -89,12 +89,20 @@ class Outputs {
   template <typename To>
   static void expand(const int64_t* colptr, int64_t count, const std::vector<int64_t>& first_rows,
                      To* to) {
+    // Rows are short, and differ in length: some numbers too many, which the next row overwrites,
+    // cost less than counting them.
+    constexpr int64_t kAtOnce = 8;
+    const int64_t size = colptr[count - 1];
     int64_t first = 0;
     size_t next = 0;
     for (int64_t i = 0; i + 1 < count; ++i) {
       // A hop without rows begins where the next one does.
       while (next < first_rows.size() && first_rows[next] == i) first = first_rows[next++];
-      for (int64_t e = colptr[i]; e < colptr[i + 1]; ++e) to[e] = static_cast<To>(i - first);
+      const auto value = static_cast<To>(i - first);
+      const int64_t stop = colptr[i + 1];
+      int64_t e = colptr[i];
+      for (; e < stop && e + kAtOnce <= size; e += kAtOnce) std::fill_n(to + e, kAtOnce, value);
+      for (; e < stop; ++e) to[e] = value;
     }
   }
 

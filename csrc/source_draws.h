@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <string>
+#include <type_traits>
 
 #include "buffer.h"
 #include "graph_view.h"
@@ -39,16 +40,15 @@ inline void check_32_bits(int64_t number, const char* name) {
 constexpr double kCertain = 4294967296.0;  // 2^32, the share of what is always taken
 
 // The random number of 32 bits that a source has for a key: a multiplicative hash that processors
-// compute for many sources at a time (three rounds with the constants of Wellons' triple32, the
-// halves of the key before the first and the second).
+// compute for many sources at a time (the two rounds of Wellons' lowbias32, the halves of the key
+// before the first and the second).
 PYG_SCALE_INLINE uint32_t source_number(uint64_t key, uint64_t source) {
   if (source >> 32) [[unlikely]]
     key = fold(key, source >> 32);
   uint32_t x = static_cast<uint32_t>(source) ^ static_cast<uint32_t>(key);
-  x = (x ^ (x >> 17)) * 0xED5AD4BBu ^ static_cast<uint32_t>(key >> 32);
-  x = (x ^ (x >> 11)) * 0xAC4C1B51u;
-  x = (x ^ (x >> 15)) * 0x31848BABu;
-  return x ^ (x >> 14);
+  x = (x ^ (x >> 16)) * 0x7FEB352Du ^ static_cast<uint32_t>(key >> 32);
+  x = (x ^ (x >> 15)) * 0x846CA68Bu;
+  return x ^ (x >> 16);
 }
 
 // The random numbers of sources. A share of all nodes has those of the next key.
@@ -86,14 +86,12 @@ struct EightSources {
   [[gnu::target("avx2"), gnu::always_inline]] static inline __m256i number(uint64_t key,
                                                                            __m256i x) {
     x = _mm256_xor_si256(x, _mm256_set1_epi32(static_cast<int32_t>(key)));
-    x = _mm256_mullo_epi32(_mm256_xor_si256(x, _mm256_srli_epi32(x, 17)),
-                           _mm256_set1_epi32(static_cast<int32_t>(0xED5AD4BBu)));
+    x = _mm256_mullo_epi32(_mm256_xor_si256(x, _mm256_srli_epi32(x, 16)),
+                           _mm256_set1_epi32(0x7FEB352D));
     x = _mm256_xor_si256(x, _mm256_set1_epi32(static_cast<int32_t>(key >> 32)));
-    x = _mm256_mullo_epi32(_mm256_xor_si256(x, _mm256_srli_epi32(x, 11)),
-                           _mm256_set1_epi32(static_cast<int32_t>(0xAC4C1B51u)));
     x = _mm256_mullo_epi32(_mm256_xor_si256(x, _mm256_srli_epi32(x, 15)),
-                           _mm256_set1_epi32(0x31848BAB));
-    return _mm256_xor_si256(x, _mm256_srli_epi32(x, 14));
+                           _mm256_set1_epi32(static_cast<int32_t>(0x846CA68Bu)));
+    return _mm256_xor_si256(x, _mm256_srli_epi32(x, 16));
   }
 
   // All ones where an unsigned number is below a limit.
@@ -128,12 +126,17 @@ struct SixteenSources {
     return static_cast<__mmask16>((uint32_t{1} << count) - 1);
   }
 
-  // Writes those of a mask, `base` more each, and whatever is after them up to kSize numbers in
-  // all.
+  // Writes those of a mask, and whatever is after them up to kSize numbers in all.
+  [[gnu::target("avx512f"), gnu::always_inline]] static inline void write(__m512i x, __mmask16 mask,
+                                                                          int32_t* out) {
+    _mm512_storeu_si512(out, _mm512_maskz_compress_epi32(mask, x));
+  }
+
+  // The same, `base` more each. There are `count` of them.
   [[gnu::target("avx512f"), gnu::always_inline]] static inline void write(__m512i x, __mmask16 mask,
                                                                           int64_t count,
                                                                           int64_t* out,
-                                                                          int64_t base = 0) {
+                                                                          int64_t base) {
     const __m512i packed = _mm512_maskz_compress_epi32(mask, x), more = _mm512_set1_epi64(base);
     const auto wide = [more](__m256i half) __attribute__((always_inline, target("avx512f"))) {
       return _mm512_add_epi64(_mm512_maskz_cvtepi32_epi64(0xFF, half), more);
@@ -153,13 +156,11 @@ struct SixteenSources {
   [[gnu::target("avx512f"), gnu::always_inline]] static inline __m512i number(uint64_t key,
                                                                               __m512i x) {
     x = _mm512_xor_si512(x, _mm512_set1_epi32(static_cast<int32_t>(key)));
-    x = _mm512_mullo_epi32(_mm512_xor_si512(x, shifted(x, 17)),
-                           _mm512_set1_epi32(static_cast<int32_t>(0xED5AD4BBu)));
+    x = _mm512_mullo_epi32(_mm512_xor_si512(x, shifted(x, 16)), _mm512_set1_epi32(0x7FEB352D));
     x = _mm512_xor_si512(x, _mm512_set1_epi32(static_cast<int32_t>(key >> 32)));
-    x = _mm512_mullo_epi32(_mm512_xor_si512(x, shifted(x, 11)),
-                           _mm512_set1_epi32(static_cast<int32_t>(0xAC4C1B51u)));
-    x = _mm512_mullo_epi32(_mm512_xor_si512(x, shifted(x, 15)), _mm512_set1_epi32(0x31848BAB));
-    return _mm512_xor_si512(x, shifted(x, 14));
+    x = _mm512_mullo_epi32(_mm512_xor_si512(x, shifted(x, 15)),
+                           _mm512_set1_epi32(static_cast<int32_t>(0x846CA68Bu)));
+    return _mm512_xor_si512(x, shifted(x, 16));
   }
 
   [[gnu::target("avx512f"), gnu::always_inline]] static inline __mmask16 below(__m512i x,
@@ -174,6 +175,10 @@ struct SixteenSources {
 struct NarrowEdges {
   // The bytes of a node that are asked for before it is its turn; the rest while they are read.
   static constexpr int64_t kStart = 4096;
+
+  // A type for ids that lie beside their sources, or else for positions.
+  template <bool kPairs>
+  using Id = std::conditional_t<kPairs, int32_t, int64_t>;
 
   const int32_t* source = nullptr;
   const int32_t* id = nullptr;
@@ -223,7 +228,7 @@ class SourcePicker {
   template <bool kPairs>
   [[gnu::target("avx512f,popcnt"), gnu::always_inline]] static inline int64_t take_by_sixteens(
       const SourceNumbers& number, const NarrowEdges& edges, Candidates c, int64_t k,
-      int64_t* source, int64_t* id, double* share) {
+      int32_t* source, NarrowEdges::Id<kPairs>* id, double* share) {
     const int64_t d = c.size();
     if (k < 0 || k >= d) {
       *share = kCertain;
@@ -238,7 +243,7 @@ class SourcePicker {
   template <bool kPairs>
   [[gnu::target("avx2,bmi"), gnu::always_inline]] static inline int64_t take_by_eights(
       const SourceNumbers& number, const NarrowEdges& edges, Candidates c, int64_t k,
-      int64_t* source, int64_t* id, double* share) {
+      int32_t* source, NarrowEdges::Id<kPairs>* id, double* share) {
     const int64_t d = c.size();
     const int32_t* sources = edges.source;
     int64_t n = 0;
@@ -317,7 +322,7 @@ class SourcePicker {
   template <bool kPairs, bool kAll>
   [[gnu::target("avx512f,popcnt"), gnu::always_inline]] static inline int64_t take_sixteens(
       const SourceNumbers& own, const NarrowEdges& edges, Candidates c, uint32_t limit,
-      int64_t* source, int64_t* id) {
+      int32_t* source, NarrowEdges::Id<kPairs>* id) {
     using S = SixteenSources;
     const int32_t* sources = edges.source;
     const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
@@ -336,8 +341,12 @@ class SourcePicker {
         taken &= S::below(word, limit);
       }
       const int64_t found = std::popcount(static_cast<uint32_t>(taken));
-      S::write(u, taken, found, source + n);
-      S::write(e, taken, found, id + n, kPairs ? 0 : i);
+      S::write(u, taken, source + n);
+      if constexpr (kPairs) {
+        S::write(e, taken, id + n);
+      } else {
+        S::write(e, taken, found, id + n, i);
+      }
       n += found;
     };
     const auto sixteen =

@@ -169,8 +169,8 @@ def source_number(key: int, source: Tensor) -> Tensor:
     """The random numbers of 32 bits that sources of edges have for a key, ``int64`` in range.
 
     A multiplicative hash of 32 bits, which processors compute for many sources at a time. It is
-    "triple32" (Wellons: hash-prospector), with the lower half of the key before the first of its
-    three rounds, and the upper half before the second. Ids of 33 bits and more fold their upper
+    "lowbias32" (Wellons: hash-prospector), with the lower half of the key before the first of its
+    two rounds, and the upper half before the second. Ids of 33 bits and more fold their upper
     half into the key.
 
     Args:
@@ -182,10 +182,9 @@ def source_number(key: int, source: Tensor) -> Tensor:
     high = source >> 32
     wide = torch.where(high > 0, fold_tensor(key, high), to_signed(key))
     x = (source & low) ^ (wide & low)
-    x = (((x ^ (x >> 17)) * 0xED5AD4BB) & low) ^ _shift(wide, 32)
-    x = ((x ^ (x >> 11)) * 0xAC4C1B51) & low
-    x = ((x ^ (x >> 15)) * 0x31848BAB) & low
-    return x ^ (x >> 14)
+    x = (((x ^ (x >> 16)) * 0x7FEB352D) & low) ^ _shift(wide, 32)
+    x = ((x ^ (x >> 15)) * 0x846CA68B) & low
+    return x ^ (x >> 16)
 
 
 def permutation(key: int, size: int) -> Tensor:

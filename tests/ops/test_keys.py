@@ -15,6 +15,7 @@ from pyg_scale.loader.seeds import epoch
 from pyg_scale.ops import keys, library
 from pyg_scale.sampler.native import NativeSampler
 from pyg_scale.sampler.reference import ReferenceSampler
+from pyg_scale.testing.statistics import chi_square_tail
 from tests.sampler.graphs import bound, csc
 
 PAGE = (Path(__file__).parents[2] / "docs" / "draws.md").read_text()
@@ -187,6 +188,38 @@ def test_draws_in_a_range_are_uniform():
         count = torch.bincount(bins).double()
         expected = 200_000 / count.numel()
         assert float(((count - expected) ** 2 / expected).sum()) < 40  # p < 1e-4 up to 12 bins
+
+
+def test_numbers_of_sources_are_uniform():
+    """Chi-square of the upper and of the lower bits of successive sources, for a few keys."""
+    for key in range(4):
+        number = keys.source_number(keys.fold(key, keys.SOURCE), torch.arange(1 << 16))
+        assert int(number.min()) >= 0 and int(number.max()) < 1 << 32
+        for bins in (number >> 26, number & 63):
+            count = torch.bincount(bins, minlength=64).double()
+            statistic = float(((count - 1024) ** 2 / 1024).sum())
+            assert chi_square_tail(statistic, 63) > 0.001 / 8
+
+
+def test_numbers_of_sources_are_independent_in_pairs():
+    """Two sources, or one at two batches, are below a share as often as its square says.
+
+    Sources differ in one bit, or two; ``|z| < 4.7`` has the probability 0.999 for 400 pairs.
+    """
+    number_of_keys = 20_000
+    apart = [step << bit for bit in range(24) for step in (1, 3)]
+    sources = torch.tensor([12_345, *(12_345 + step for step in apart)])
+    number = torch.stack(
+        [keys.source_number(keys.batch_key(0, 0, n), sources) for n in range(number_of_keys)]
+    )
+    for share in (0.5, 0.125, 0.03125):
+        below = (number < share * 2**32).double()
+        deviation = (share**2 * (1 - share**2) / number_of_keys) ** 0.5
+        with_first = (below[:, :1] * below[:, 1:]).mean(0)
+        with_next = (below[:-1] * below[1:]).mean(0)
+        with_next_of_first = (below[:-1, :1] * below[1:, 1:]).mean(0)
+        for joint in (with_first, with_next, with_next_of_first):
+            assert float((joint - share**2).abs().max()) < 4.7 * deviation
 
 
 def test_an_epoch_has_the_keys_of_its_batches_from_any_of_them_on():

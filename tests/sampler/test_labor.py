@@ -105,10 +105,9 @@ def test_parts_are_sampled_as_the_whole(options, kernels, tmp_path, monkeypatch)
 def number(key, v):
     """``source_number``, written again."""
     x = v ^ (key % 2**32)
-    x = ((x ^ (x >> 17)) * 0xED5AD4BB) % 2**32 ^ (key >> 32)
-    x = ((x ^ (x >> 11)) * 0xAC4C1B51) % 2**32
-    x = ((x ^ (x >> 15)) * 0x31848BAB) % 2**32
-    return x ^ (x >> 14)
+    x = ((x ^ (x >> 16)) * 0x7FEB352D) % 2**32 ^ (key >> 32)
+    x = ((x ^ (x >> 15)) * 0x846CA68B) % 2**32
+    return x ^ (x >> 16)
 
 
 def test_nodes_take_the_sources_whose_numbers_are_small():
