@@ -120,9 +120,17 @@ def test_every_kit_class_can_be_loaded_and_has_the_fixture_of_its_kind(kind):
     assert [name for name in dir(kit) if name.startswith("test_")]
 
 
-def test_every_name_of_the_kit_can_be_loaded():
-    for name in testing.__all__:
-        assert getattr(testing, name)
+PACKAGES = sorted(
+    ".".join(path.parent.relative_to(ROOT).parts)
+    for path in (ROOT / "pyg_scale").rglob("__init__.py")
+)
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_every_public_name_can_be_loaded(name):
+    module = importlib.import_module(name)
+    for each in getattr(module, "__all__", ()):
+        assert getattr(module, each) is not None
 
 
 @pytest.mark.parametrize(

@@ -35,19 +35,23 @@ _DAMAGED = (
 )
 
 
-def edges_hash(edge_index: Tensor) -> int:
-    """A hash of the edges ``[2, num_edges]``, whatever their order."""
+def edges_hash(edge_index: Tensor, *, ordered: bool = False) -> int:
+    """A hash of the edges ``[2, num_edges]``, whatever their order, or of their order too."""
     row, col = edge_index.cpu().to(torch.int64)
-    return int(keys.fold_tensor(keys.fold_tensor(0, row), col).sum())
+    hashed = keys.fold_tensor(keys.fold_tensor(0, row), col)
+    if ordered:
+        hashed = keys.fold_tensor(hashed, torch.arange(hashed.numel()))
+    return int(hashed.sum())
 
 
-def save_archive(file: Path, kind: str, edge_index: Tensor, **arrays: Any) -> None:
+def save_archive(file: Path, kind: str, edges: int, **arrays: Any) -> None:
     """Write arrays under a temporary name, flushed and renamed.
 
     Args:
         file: The file to write; its folder is made.
         kind: The content, and the version of the format.
-        edge_index: The edges ``[2, num_edges]`` that the arrays are about.
+        edges: The :func:`edges_hash` of the edges that the arrays are about; of their order, too,
+            if there is an entry for each of them.
         arrays: NumPy arrays, numbers and strings, by name.
 
     Raises:
@@ -58,14 +62,14 @@ def save_archive(file: Path, kind: str, edge_index: Tensor, **arrays: Any) -> No
     content: dict[str, Any] = {name: np.asarray(value) for name, value in arrays.items()}
     try:
         with new.open("wb") as out:
-            np.savez(out, format=np.array(kind), edges=np.array(edges_hash(edge_index)), **content)
+            np.savez(out, format=np.array(kind), edges=np.array(edges), **content)
             flush(out)
         new.replace(file)
     finally:
         new.unlink(missing_ok=True)
 
 
-def load_archive(file: Path, kind: str, edge_index: Tensor, *names: str) -> list[Any]:
+def load_archive(file: Path, kind: str, edges: int, *names: str) -> list[Any]:
     """The arrays of :func:`save_archive`; nothing in the file is run.
 
     Raises:
@@ -74,7 +78,7 @@ def load_archive(file: Path, kind: str, edge_index: Tensor, *names: str) -> list
     stored = io.BytesIO(file.read_bytes())
     try:
         with np.load(stored, allow_pickle=False) as found:
-            written, edges = str(found["format"]), int(found["edges"])
+            written, others = str(found["format"]), int(found["edges"])
             if written != kind:
                 raise ValueError(f"its format is {written!r}")
             arrays = [found[name] for name in names]
@@ -82,6 +86,6 @@ def load_archive(file: Path, kind: str, edge_index: Tensor, *names: str) -> list
         raise ValueError(
             f"{file} is no file of {kind!r}, perhaps one of PyG ({error}): {ADVICE}"
         ) from None
-    if edges != edges_hash(edge_index):
+    if others != edges:
         raise ValueError(f"{file} is of a graph with other edges: {ADVICE}")
     return arrays

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import sys
 from pathlib import Path
 from typing import Any, Literal
@@ -16,11 +17,12 @@ from torch_geometric.loader.cluster import Partition
 from torch_geometric.utils import select
 
 from pyg_scale import plugins
-from pyg_scale.loader.archive import ADVICE, load_archive, save_archive
+from pyg_scale.loader.archive import ADVICE, edges_hash, load_archive, save_archive
 from pyg_scale.loader.base import SubgraphLoader
 from pyg_scale.loader.batch.build import select_rows
-from pyg_scale.loader.induced import has_edge_attrs
+from pyg_scale.loader.induced import has_edge_attrs, refuse_overrides
 from pyg_scale.loader.seeds.epoch import BatchIndex
+from pyg_scale.loader.seeds.sharding import fingerprint
 from pyg_scale.loader.stats import Stats
 from pyg_scale.ops import memory
 from pyg_scale.ops.induced_edges import Induced
@@ -84,6 +86,7 @@ class ClusterData(torch_geometric.loader.ClusterData):
         *,
         method: str | Partitioner | None = None,
     ):
+        refuse_overrides(self, "_metis")
         _check_graph(data)
         check_num_parts(num_parts, data.num_nodes or 0)
         self.num_parts = num_parts
@@ -106,7 +109,7 @@ class ClusterData(torch_geometric.loader.ClusterData):
             cluster = found
             if file is not None:
                 array = cluster.to(torch.int32).numpy()
-                save_archive(file, _FORMAT, data.edge_index, cluster=array, method=name)
+                save_archive(file, _FORMAT, edges_hash(data.edge_index), cluster=array, method=name)
             if log:
                 print("Done!", file=sys.stderr)
         cluster = cluster.to(data.edge_index.device, torch.int64)
@@ -166,6 +169,7 @@ class ClusterLoader(SubgraphLoader, torch_geometric.loader.ClusterLoader):
         worker_type: str | None = None,
         **kwargs: Any,
     ):
+        refuse_overrides(self, "_collate")
         if not isinstance(cluster_data, torch_geometric.loader.ClusterData):
             raise TypeError(
                 f"cluster_data must be a ClusterData (got {type(cluster_data).__name__}): wrap the "
@@ -188,6 +192,14 @@ class ClusterLoader(SubgraphLoader, torch_geometric.loader.ClusterLoader):
 
     def _seed_tensors(self) -> list[Tensor]:
         return [self.cluster_data.partition.partptr[1:].cpu()]
+
+    def _identity(self) -> dict[str, Any]:
+        return super()._identity() | {"clusters": self._clusters}
+
+    @functools.cached_property
+    def _clusters(self) -> str:
+        found = self.cluster_data.partition
+        return fingerprint([found.partptr.cpu(), found.node_perm.cpu()])
 
     def _parts_of_seeds(self) -> Tensor | None:
         return None
@@ -293,7 +305,7 @@ def cutter_of(method: Any, recursive: bool) -> tuple[str, str | Partitioner]:
 
 def _read(file: Path, data: Data, num_parts: int, method: str | None) -> Tensor:
     """The cluster of every node, checked; ``int64`` ``[num_nodes]``."""
-    cluster, made_by = load_archive(file, _FORMAT, data.edge_index, "cluster", "method")
+    cluster, made_by = load_archive(file, _FORMAT, edges_hash(data.edge_index), "cluster", "method")
     if cluster.shape != (data.num_nodes,) or cluster.dtype != np.int32:
         raise ValueError(
             f"{file} has clusters of {cluster.size} nodes, but the graph has {data.num_nodes}: "

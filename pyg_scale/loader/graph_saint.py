@@ -12,17 +12,17 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from tqdm.auto import tqdm
 
-from pyg_scale.loader.archive import ADVICE, load_archive, save_archive
+from pyg_scale.loader.archive import ADVICE, edges_hash, load_archive, save_archive
 from pyg_scale.loader.base import SubgraphLoader
 from pyg_scale.loader.batch.source import rows_in_huge_pages
-from pyg_scale.loader.induced import Grouped, batch_of, has_edge_attrs
+from pyg_scale.loader.induced import Grouped, batch_of, has_edge_attrs, refuse_overrides
 from pyg_scale.loader.seeds.epoch import BatchIndex, draw_seed
 from pyg_scale.loader.stats import Stats
 from pyg_scale.ops import keys
 from pyg_scale.ops.induced_edges import Induced
 from pyg_scale.ops.random_walk import random_walk
 
-_FORMAT = "pyg_scale GraphSAINT 1"
+_FORMAT = "pyg_scale GraphSAINT 2"
 
 
 class _Saint(SubgraphLoader, torch_geometric.loader.GraphSAINTSampler):
@@ -41,6 +41,7 @@ class _Saint(SubgraphLoader, torch_geometric.loader.GraphSAINTSampler):
         worker_type: str | None = None,
         **kwargs: Any,
     ):
+        refuse_overrides(self, "_sample_nodes", "_collate", "_filename", "__getitem__")
         _check(type(self).__name__, data, kwargs)
         self._batch_size = _number("batch_size", batch_size, 1)
         self.num_steps = _number("num_steps", num_steps, 1)
@@ -82,7 +83,7 @@ class _Saint(SubgraphLoader, torch_geometric.loader.GraphSAINTSampler):
         if self.save_dir is not None:
             name = f"{type(self).__name__.lower()}_{self.sample_coverage}.npz"
             file = Path(self.save_dir) / name
-        edges = self.data.edge_index
+        edges = 0 if file is None else edges_hash(self.data.edge_index, ordered=True)
         if file is not None and file.exists():
             names = ("node_norm", "edge_norm", "options")
             node, edge, options = load_archive(file, _FORMAT, edges, *names)
@@ -141,6 +142,10 @@ class _Saint(SubgraphLoader, torch_geometric.loader.GraphSAINTSampler):
 
     def _draws(self) -> dict[str, str]:
         return {name: str(value) for name, value in self._options().items()}
+
+    def _identity(self) -> dict[str, Any]:
+        drawn_by = next(kind for kind in type(self).__mro__ if kind.__module__ == __name__)
+        return super()._identity() | {"subgraphs": f"{drawn_by.__name__} {self._options()}"}
 
     def _sample(self, batch: BatchIndex) -> Induced:
         return self._induced(batch.key, bool(self.sample_coverage) or has_edge_attrs(self.data))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -104,15 +105,13 @@ class _Influence(SubgraphLoader):
     def _ordered(self) -> Callable[[int, int], Tensor]:
         number = len(self._pairs)
         if number <= 2:
-            return lambda seed, epoch: torch.arange(number)
+            return partial(_same_order, torch.arange(number))
         if self.batch_order == "rand":
-            return lambda seed, epoch: listed_order(number, seed, epoch)
+            return partial(listed_order, number)
         distance = label_distances([self.data.y[out] for out, _ in self._pairs])
         if self.batch_order == "order":
-            tour = short_tour(distance)
-            return lambda seed, epoch: tour
-        weight = (distance * _ONE).round().to(torch.int64)
-        return lambda seed, epoch: drawn_tour(weight, keys.fold(0, seed, epoch, keys.SHUFFLE, 2))
+            return partial(_same_order, short_tour(distance))
+        return partial(_drawn_order, (distance * _ONE).round().to(torch.int64))
 
     def _cut(self) -> Cut:
         size = self.batch_size
@@ -289,6 +288,14 @@ class _Ordered:
         """See :class:`~pyg_scale.loader.seeds.epoch.Cut`."""
         place, order = self._numbers.of_epoch(seed, epoch), self._order(seed, epoch)
         return lambda number: order[place(number)]
+
+
+def _same_order(order: Tensor, seed: int, epoch: int) -> Tensor:
+    return order
+
+
+def _drawn_order(weight: Tensor, seed: int, epoch: int) -> Tensor:
+    return drawn_tour(weight, keys.fold(0, seed, epoch, keys.SHUFFLE, 2))
 
 
 # Groups ###################################################################################

@@ -35,8 +35,14 @@ class Grouped(NamedTuple):
         """Group the edges of ``edge_index`` ``[2, num_edges]``.
 
         Raises:
+            TypeError: If they are not whole numbers.
+            ValueError: If they are of another shape.
             IndexError: If an edge has a node that does not exist.
         """
+        if edge_index.dtype not in (torch.int64, torch.int32):
+            raise TypeError(f"edge_index must be int64 or int32 (got {edge_index.dtype})")
+        if edge_index.dim() != 2 or edge_index.size(0) != 2:
+            raise ValueError(f"edge_index must be [2, num_edges] (got {list(edge_index.shape)})")
         row, col = edge_index.to(torch.int64)
         if row.numel() and not 0 <= int(edge_index.min()) <= int(edge_index.max()) < num_nodes:
             raise IndexError(f"edge_index has nodes that are not below num_nodes={num_nodes}")
@@ -54,6 +60,21 @@ class Grouped(NamedTuple):
         Without ``ids``, ids of edges are left out.
         """
         return induced_edges(self.indptr, self.col, self.edge if ids else None, drawn)
+
+
+def refuse_overrides(loader: object, *names: str) -> None:
+    """Refuse a subclass that overrides steps of PyG's loader which ours does not take.
+
+    Raises:
+        NotImplementedError: If there is one; names it.
+    """
+    for name in names:
+        owner = next((kind for kind in type(loader).__mro__ if name in vars(kind)), None)
+        if owner and owner.__module__.partition(".")[0] not in ("pyg_scale", "torch_geometric"):
+            raise NotImplementedError(
+                f"{owner.__name__}.{name} overrides a step that the loaders of pyg_scale do not "
+                "take: derive from PyG's own loader, or change the batches that this one yields"
+            )
 
 
 def has_edge_attrs(data: Data) -> bool:

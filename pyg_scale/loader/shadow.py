@@ -14,6 +14,7 @@ from torch_geometric.data import Batch, Data, HeteroData
 from pyg_scale.graph.base import SuppliesSampler
 from pyg_scale.graph.topology import NodeType
 from pyg_scale.loader.batch.build import build
+from pyg_scale.loader.induced import refuse_overrides
 from pyg_scale.loader.node_loader import NodeLoader
 from pyg_scale.loader.stats import Stats
 from pyg_scale.ops.sort_subgraphs import sort_subgraphs
@@ -72,6 +73,7 @@ class ShaDowKHopSampler(NodeLoader, torch_geometric.loader.ShaDowKHopSampler):
         feature_store: Any = None,
         **kwargs: Any,
     ):
+        refuse_overrides(self, "__collate__")
         _check_graph(data)
         self.depth = _number("depth", depth, 0)
         self.num_neighbors = _number("num_neighbors", num_neighbors, -1)
@@ -93,6 +95,12 @@ class ShaDowKHopSampler(NodeLoader, torch_geometric.loader.ShaDowKHopSampler):
             **kwargs,
         )
         self.node_idx = self.input_data.node
+
+    def _seeds(self, *given: Any) -> Any:
+        try:
+            return super()._seeds(*given)
+        except (TypeError, ValueError, IndexError) as error:
+            raise type(error)(str(error).replace("input_nodes", "node_idx")) from None
 
     def _sampler(self) -> NativeSampler:
         return _EgoSampler(
@@ -125,7 +133,8 @@ class ShaDowKHopSampler(NodeLoader, torch_geometric.loader.ShaDowKHopSampler):
             of_nodes = isinstance(value, Tensor) and value.size()[:1] == out.node.size()
             if key == "y" and of_nodes and (key not in given or self.data.is_node_attr(key)):
                 value = value[root.to(value.device)]
-            batch[key] = value
+            given_list = isinstance(self.data.get(key), list | tuple)
+            batch[key] = self.data[key] if given_list else value
         return batch
 
 

@@ -66,7 +66,7 @@ class PPRSampler(NeighborSampler):
         csc = self._csc
         if self.k < 1:
             raise ValueError(f"k must be at least 1 (got {self.k})")
-        number = self.k + 1  # one of them may be the seed
+        number = min(self.k, csc.indptr.numel() - 1) + 1  # one of them may be the seed
         return ppr_op(csc.indptr, csc.indices, seed, number, alpha=self.alpha, eps=self.eps)
 
     def sample(

@@ -38,7 +38,10 @@ def node_ids(name: str, value: Any, num_nodes: int) -> Tensor:
         TypeError: If they are of another dtype or shape.
         IndexError: If one is not below ``num_nodes``.
     """
-    nodes = torch.as_tensor(value)
+    try:
+        nodes = torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"{name} must be node ids, int64 or int32 [n] (got {value!r})") from None
     if nodes.numel() == 0:
         nodes = nodes.to(torch.int64)
     if nodes.dim() != 1 or nodes.dtype not in (torch.int64, torch.int32):

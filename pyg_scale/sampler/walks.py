@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -106,7 +107,7 @@ def walk_on(
     if length < 0:
         raise ValueError(f"walk_length must not be negative (got {length})")
     for name, value in (("p", p), ("q", q)):
-        if not isinstance(value, int | float):
+        if not isinstance(value, numbers.Real):
             raise TypeError(f"{name} must be a number (got {value!r})")
     first = node_ids("start", start, graph.num_nodes)
     if walk is not None and (not isinstance(walk, Tensor) or walk.shape != first.shape):
@@ -114,6 +115,8 @@ def walk_on(
             f"walk must have a number for each of the {first.numel()} walks: a tensor "
             f"{list(first.shape)}, or None for their positions"
         )
+    if walk is not None and walk.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"walk must be int64 or int32 (got {walk.dtype})")
     if not library.compiled():
         library.warn_plain_path("random_walk")
     return walk_op(
@@ -124,8 +127,8 @@ def walk_on(
         walk=None if walk is None else walk.to("cpu", torch.int64),
         key=key,
         weight_prefix=graph.csc.weight_prefix,
-        p=p,
-        q=q,
+        p=float(p),
+        q=float(q),
         is_sorted=True,
         return_position=edges,
     )

@@ -153,6 +153,25 @@ def test_packing_is_even(count: int) -> None:
     assert max(sums) <= weight.sum() / count + weight.max()
 
 
+@pytest.mark.parametrize("budget", [10, 60, 300])
+@pytest.mark.parametrize("hops", [[], [0], [5], [10, 5]], ids=str)
+@pytest.mark.parametrize("name", ["ring", "power law"])
+def test_without_shuffling_every_seed_comes_once(name: str, hops: list[int], budget: int) -> None:
+    """Also where no number of runs fits, as that of equal seeds grows by leaps."""
+    ring = torch.arange(200)
+    data = Data(x=torch.ones(200, 1), edge_index=torch.stack([ring, (ring + 1) % 200]))
+    if name != "ring":
+        data = star_and_power_law(200, 1)
+    one = loader(data, num_neighbors=hops, shuffle=False, batch_cost=Budget("nodes", budget + 60))
+    if name == "ring" and hops:
+        one = loader(data, num_neighbors=hops, shuffle=False, batch_cost=Budget("edges", budget))
+    plan = one._plan
+    assert plan is not None
+    assert len(one) == plan.count == len(plan._planned(plan._weight, plan.count, 0, 0)[0]) - 1
+    found = torch.cat([batch.input_id for batch in one])
+    assert found.tolist() == list(range(data.num_nodes or 0))
+
+
 def test_no_batch_is_planned_empty() -> None:
     for weight in ([5, 1], [100, 100, 1, 1], [1, 1, 1, 900, 1]):
         found = pack(torch.tensor(weight), len(weight))

@@ -301,6 +301,20 @@ def test_bad_arguments_of_the_loader() -> None:
         ClusterLoader(clusters(), split_seeds="part")
 
 
+def test_states_of_other_clusters_are_refused() -> None:
+    """As many nodes and clusters, but others: nodes would be left out, or come twice."""
+    state = ClusterLoader(clusters(), batch_size=2, seed=0).state_dict()
+    other = ClusterData(DATA, 5, log=False, method="random")
+    with pytest.raises(ValueError, match="a loader with clusters="):
+        ClusterLoader(other, batch_size=2, seed=0).load_state_dict(state)
+
+
+def test_steps_of_pyg_that_are_overridden_are_refused() -> None:
+    mine = type("Mine", (ClusterLoader,), {"_collate": print, "__module__": "mine"})
+    with pytest.raises(NotImplementedError, match=r"Mine\._collate overrides a step"):
+        mine(clusters())
+
+
 def test_a_loop_of_pyg_trains() -> None:
     """The loop of PyG's examples/cluster_gcn_reddit.py, with another import."""
     torch.manual_seed(0)

@@ -239,6 +239,31 @@ def test_norms_are_kept(tmp_path: Path, monkeypatch: Any) -> None:
         MAKE["node"](7, **options)
 
 
+def test_norms_of_edges_in_another_order_are_refused(tmp_path: Path) -> None:
+    """The file has a number for each edge, by its place."""
+    options: dict[str, Any] = {"sample_coverage": 2, "save_dir": str(tmp_path), "log": False}
+    GraphSAINTNodeSampler(DATA, 6, **options)
+    assert DATA.edge_index is not None
+    other = Data(edge_index=DATA.edge_index.flip(1), num_nodes=N)
+    with pytest.raises(ValueError, match="of a graph with other edges: remove the file"):
+        GraphSAINTNodeSampler(other, 6, **options)
+
+
+def test_states_of_other_subgraphs_are_refused() -> None:
+    state = MAKE["node"](4, num_steps=3, seed=0).state_dict()
+    for other in (MAKE["node"](9, num_steps=3, seed=0), MAKE["edge"](4, num_steps=3, seed=0)):
+        with pytest.raises(ValueError, match="a loader with subgraphs=GraphSAINTNodeSampler"):
+            other.load_state_dict(state)
+
+
+@pytest.mark.parametrize("name", ["_sample_nodes", "_collate"])
+def test_steps_of_pyg_that_are_overridden_are_refused(name: str) -> None:
+    """They would be left out without a word."""
+    mine = type("Mine", (GraphSAINTNodeSampler,), {name: print, "__module__": "mine"})
+    with pytest.raises(NotImplementedError, match=f"Mine.{name} overrides a step"):
+        mine(DATA, 4)
+
+
 @pytest.mark.parametrize(
     ("change", "error", "says"),
     [
@@ -251,6 +276,8 @@ def test_norms_are_kept(tmp_path: Path, monkeypatch: Any) -> None:
         ({"sample_coverage": "all"}, TypeError, "sample_coverage must be an integer"),
         ({"data": HeteroData()}, NotImplementedError, "HeteroData"),
         ({"data": Data(num_nodes=3)}, ValueError, "needs data.edge_index"),
+        ({"data": Data(edge_index=torch.rand(2, 5), num_nodes=3)}, TypeError, "got torch.float32"),
+        ({"data": Data(edge_index=torch.ones(3, 5).long())}, ValueError, r"got \[3, 5\]"),
         ({"data": Data(edge_index=DATA.edge_index, num_nodes=3)}, IndexError, "num_nodes=3"),
         ({"data": Data(edge_index=DATA.edge_index, node_norm=1)}, ValueError, "node_norm"),
         ({"split_batches": True}, ValueError, "split_batches=True.*split_seeds='global'"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import pickle
 from typing import Any
 
 import pytest
@@ -234,3 +235,10 @@ def test_numbers_that_are_refused() -> None:
         by_batch(metis_input_node_weight=2.0)
     with pytest.raises(ValueError, match="batch_expand_ratio"):
         by_batch(batch_expand_ratio=0)
+
+
+@pytest.mark.parametrize("order", ["rand", "order", "sample"])
+def test_loaders_can_be_pickled(order: str) -> None:
+    """As processes that are spawned need."""
+    whole = IBMBNodeLoader(DATA, order, NODES, 6, 10, seed=3)
+    assert_same_batches(whole, pickle.loads(pickle.dumps(whole)))

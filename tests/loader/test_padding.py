@@ -297,6 +297,12 @@ def test_links_and_disjoint_batches() -> None:
         assert right.batch[left.num_nodes :].unique().tolist() == [left.batch_size]
 
 
+@pytest.mark.parametrize("sizes", [[(300.0, 400)], [("300", "400")], [3], [(1, 2, 3)]])
+def test_sizes_that_are_no_integers_are_refused(sizes: Any) -> None:
+    with pytest.raises(TypeError, match="sizes must be pairs of integers"):
+        Buckets(sizes=sizes)
+
+
 def test_given_sizes() -> None:
     sizes = Buckets(sizes=[(300, 400), (600, 900)])
     found = {(b.num_nodes, b.num_edges) for b in loader(pad_to=sizes)}

@@ -168,3 +168,11 @@ def test_bad_input() -> None:
         RandomNodeLoader(DATA, 2, pad_to="buckets")
     with pytest.raises(TypeError, match="must be a Data"):
         RandomNodeLoader([DATA], 2)  # type: ignore[arg-type]
+
+
+def test_lists_have_an_entry_for_each_node() -> None:
+    data = Data(edge_index=torch.arange(20).view(2, 10), num_nodes=20)
+    data.names = [f"n{i}" for i in range(20)]
+    data.nid = torch.arange(20)
+    for batch in RandomNodeLoader(data, num_parts=4, shuffle=True, seed=1):
+        assert batch.names == [f"n{i}" for i in batch.nid.tolist()]

@@ -235,7 +235,7 @@ def test_a_loop_of_pyg_trains() -> None:
         ({"replace": "no"}, TypeError, "replace must be True or False"),
         ({"node_idx": torch.tensor([40])}, IndexError, "node 40"),
         ({"node_idx": torch.zeros(7, dtype=torch.bool)}, ValueError, "mask of 7"),
-        ({"node_idx": torch.rand(3)}, TypeError, "input_nodes must be integer"),
+        ({"node_idx": torch.rand(3)}, TypeError, "node_idx must be integer"),
         ({"data": HeteroData()}, NotImplementedError, "HeteroData.*NeighborLoader"),
         ({"data": DATA.edge_index}, TypeError, "data must be a Data"),
     ],
@@ -244,3 +244,18 @@ def test_bad_arguments(change: dict[str, Any], error: type[Exception], says: str
     arguments: dict[str, Any] = {"data": DATA, "depth": 2, "num_neighbors": 3} | change
     with pytest.raises(error, match=says):
         ShaDowKHopSampler(**arguments)
+
+
+def test_lists_are_passed_on_as_pyg_does() -> None:
+    data = graph()
+    data.names = [f"n{i}" for i in range(40)]
+    batch = next(iter(ShaDowKHopSampler(data, 1, 2, batch_size=3)))
+    assert batch.names == data.names
+
+
+def test_wrong_roots_are_named_as_the_argument_is() -> None:
+    with pytest.raises(IndexError, match="node_idx"):
+        ShaDowKHopSampler(graph(), 1, 2, node_idx=torch.tensor([40]))
+    mine = type("Mine", (ShaDowKHopSampler,), {"__collate__": print, "__module__": "mine"})
+    with pytest.raises(NotImplementedError, match=r"Mine\.__collate__ overrides a step"):
+        mine(graph(), 1, 2)

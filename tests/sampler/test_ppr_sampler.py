@@ -88,3 +88,11 @@ def test_types_are_refused():
     hetero["a", "to", "a"].edge_index = torch.tensor([[0], [1]])
     with pytest.raises(NotImplementedError, match="PPRSampler needs one type of nodes"):
         PPRSampler(hetero, 3)
+
+
+def test_more_nodes_than_there_are():
+    """All that have a score; the room for them does not grow with ``k``."""
+    edges = torch.tensor([[0, 1, 2], [1, 2, 0]])
+    sampler = PPRSampler(Data(edge_index=edges, num_nodes=3), k=10**9)
+    found = sampler.sample({None: torch.tensor([0])}, None, 0)
+    assert sorted(found.node[None].tolist()) == [0, 1, 2]

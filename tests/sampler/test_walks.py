@@ -154,6 +154,8 @@ WRONG = [
     ({"weight": "rating"}, TypeError, "edge_index has no attributes"),
     ({"seed": 0.5}, TypeError, "seed must be an integer"),
     ({"walk": torch.arange(3)}, ValueError, "walk must have a number for each of the 1 walks"),
+    ({"walk": torch.rand(1)}, TypeError, "walk must be int64 or int32"),
+    ({"start": None}, TypeError, "start must be node ids, int64.*got None"),
     ({"return_edge_id": 2}, TypeError, "return_edge_id must be True or False"),
     ({"num_nodes": 3}, IndexError, "there are 3"),
     ({"data": EDGES[0]}, ValueError, r"edge_index must be \[2, num_edges\]"),

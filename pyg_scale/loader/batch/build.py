@@ -335,9 +335,12 @@ def select_rows(store: BaseStorage, key: str, value: Any, index: Tensor, stats: 
         size = out.numel() * out.element_size()
     elif isinstance(value, TensorFrame):
         out, size = value[index.to(value.device)], 0
+    elif isinstance(value, list | tuple):
+        out, size = [value[place] for place in index.tolist()], 0
     else:
         raise TypeError(
-            f"cannot take rows of {key!r}, a {type(value).__name__}: make it a tensor or an array"
+            f"cannot take rows of {key!r}, a {type(value).__name__}: make it a tensor, an array or "
+            "a list"
         )
     stats.count("fetch", rows=index.numel(), num_bytes=size)
     return out

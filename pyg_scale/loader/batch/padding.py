@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -50,10 +51,10 @@ class Buckets:
         if self.sizes is None:
             return
         try:
-            found = [(int(nodes), int(edges)) for nodes, edges in self.sizes]
+            found = [(operator.index(nodes), operator.index(edges)) for nodes, edges in self.sizes]
         except (TypeError, ValueError):
             raise TypeError(
-                f"sizes must be pairs of nodes and edges, such as [(5_000, 20_000)] (got "
+                f"sizes must be pairs of integers, nodes and edges, such as [(5_000, 20_000)] (got "
                 f"{self.sizes!r})"
             ) from None
         grows = all(a <= c and b <= d for (a, b), (c, d) in itertools.pairwise(found))

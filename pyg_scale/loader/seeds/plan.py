@@ -213,7 +213,7 @@ class CostPlan:
         extra = torch.zeros(number, dtype=torch.int64)
         for _ in range(_ROUNDS):
             weight = (_fixed_point(estimate.of_seeds(1 / count)) + extra).clamp(min=1)
-            tried = self._tried(weight, count, sample)
+            asked, tried = count, self._tried(weight, count, sample)
             count, largest, level = (
                 tried.num_batches,
                 max(tried.cost.values()),
@@ -224,10 +224,12 @@ class CostPlan:
                 if level and (largest >= _LOW * most or count <= too_few + 1):
                     break
             else:
-                too_few = max(too_few, count)
+                too_few = max(too_few, asked)  # of equal seeds, more may make as many batches
             fewer = number if fits is None else fits[0] - level
             count = min(max(math.ceil(count * largest / aim), too_few + 1), fewer)
-        self.count, self._weight = (count, weight) if fits is None else fits
+        if fits is None:  # batches are split where they exceed the budget
+            fits = len(self._planned(weight, count, 0, 0)[0]) - 1, weight
+        self.count, self._weight = fits
 
     def _tried(self, weight: Tensor, count: int, sample: Callable[[BatchIndex], Any]) -> _Tried:
         """Sample some batches if there were ``count``, and those with hubs."""
