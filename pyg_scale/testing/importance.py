@@ -19,6 +19,9 @@ from pyg_scale.testing.sampler import SamplerTests
 KEYS = 200
 """Number of batches over which sums are averaged."""
 
+DRAWS = 400
+"""Number of batches whose edges are counted, enough to see a tenth more of them."""
+
 SOURCES, SEEDS = 40, 12
 
 
@@ -85,7 +88,7 @@ class ImportanceTests(SamplerTests):
         exact = exact_weights(data, what)
         count = torch.zeros_like(exact)
         said = torch.zeros_like(exact)
-        for key in range(KEYS):
+        for key in range(DRAWS):
             sample = draw(bound, range(SEEDS), key)
             edge, weight = sample.edge[None], weight_of(sample).double()
             assert edge is not None
@@ -103,7 +106,7 @@ class ImportanceTests(SamplerTests):
         found = {}
         for seed in range(SEEDS):
             mine = (data.edge_index[1] == seed).nonzero().view(-1)
-            found[f"seed {seed}"] = statistics.bernoulli(count[mine], KEYS, p[mine])
+            found[f"seed {seed}"] = statistics.bernoulli(count[mine], DRAWS, p[mine])
         statistics.require(found, "in-edges are not taken as often as their weights say")
 
     def test_nodes_with_common_neighbours_take_the_same(self, unbound: NeighborSampler) -> None:
