@@ -274,6 +274,8 @@ def test_a_state_of_another_loader_is_refused(kwargs: dict[str, Any], message: s
 def test_a_state_of_another_version_or_sampler_is_refused() -> None:
     with pytest.raises(ValueError, match="version 99, this is version 1"):
         loader().load_state_dict({"version": 99})
+    with pytest.raises(TypeError, match="what state_dict.. returned .got None"):
+        loader().load_state_dict(None)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="it lacks batch_size, delivered"):
         loader().load_state_dict({"version": 1})
     original = loader(sampler=RandomSampler(range(100)))

@@ -231,9 +231,12 @@ class Resumable:
         delivered, but whose end was not seen, has nothing left and yields no batch.
 
         Raises:
+            TypeError: If it is no dictionary.
             ValueError: If the state is of another version or of a loader with other seeds or
                 batches.
         """
+        if not isinstance(state, dict):
+            raise TypeError(f"state must be what state_dict() returned (got {state!r:.60})")
         if state.get("version") != VERSION:
             raise ValueError(
                 f"the loader state has version {state.get('version')!r}, this is version {VERSION}"
