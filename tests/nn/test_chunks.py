@@ -68,7 +68,7 @@ def compared(theirs, arguments, reason=None, tolerance=1e-11):
     return ours
 
 
-AGGREGATIONS = ["sum", "mean", "max", "std", "softmax", "powermean", ["sum", "var"]]
+AGGREGATIONS = ["sum", "mean", "max", "mul", "std", "softmax", "powermean", ["sum", "var"]]
 
 
 @pytest.mark.parametrize("aggr", AGGREGATIONS)
