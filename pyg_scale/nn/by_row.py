@@ -32,10 +32,11 @@ class Watch(TorchFunctionMode):
 
     Args:
         rows: Tensors with edges in their first dimension, the arguments of a message.
-        constants: Tensors without edges that may have gradients: parameters and other arguments.
+        constants: Tensors without edges that may have gradients: parameters.
 
     Attributes:
-        draws: True if random numbers were drawn.
+        draws: True if rows had random numbers of their own.
+        read: The tensors that were used without being given: what the message reads of its layer.
         width: The largest number of elements of a row that was made.
     """
 
@@ -44,8 +45,9 @@ class Watch(TorchFunctionMode):
         self._kinds: dict[int, tuple[str, Tensor]] = {}
         self.draws = False
         self.width = 1
-        for tensor in constants:
-            self._mark(tensor, CONSTANT)
+        self.read: list[Tensor] = []
+        self._constants = {id(tensor): tensor for tensor in constants}
+        self._drawn = torch.get_rng_state()
         for tensor in rows:
             self._mark(tensor, ROW)
         self._given = {id(tensor) for tensor in rows if not isinstance(tensor, Lifted)}
@@ -70,13 +72,19 @@ class Watch(TorchFunctionMode):
         if func in _ASKED:
             return func(*args, **kwargs)
         tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        self._read(tensors)
         if any(isinstance(each, EdgeIndices) for each in tensors):
             kind = self._kind_by_index(func, args, kwargs)
             out = func(*args, **kwargs)
         else:
             sizes = [each.size(0) for each in tensors if self.kind(each) in (ROW, NODE)]
             kind = self._kind_of_result(func, tensors, args, kwargs)
+            draws = func in _DRAWING and kind in (ROW, NODE)
+            if draws:
+                self.check_draws()
             out = func(*args, **kwargs)
+            if draws:
+                self.draws, self._drawn = True, torch.get_rng_state()
             for each in tree_leaves(out) if kind in (ROW, NODE) else ():
                 if not isinstance(each, Tensor) or [*each.shape[:1]] != sizes[:1]:
                     raise NotByRow(_name(func))
@@ -87,21 +95,39 @@ class Watch(TorchFunctionMode):
                     self.width = max(self.width, each.numel() // max(each.size(0), 1))
         return out
 
+    def _read(self, tensors: list[Tensor]) -> None:
+        """Look at tensors that no function made and nobody gave."""
+        for each in tensors:
+            if self.kind(each) is None and not isinstance(each, EdgeIndices):
+                if each.requires_grad and id(each) not in self._constants:
+                    raise NotByRow("a tensor that is neither an argument nor a parameter")
+                self._mark(each, CONSTANT)
+                self.read.append(each)
+
+    def check_draws(self) -> None:
+        """Refuse random numbers of torch that were drawn for anything but rows.
+
+        Raises:
+            NotByRow: If there are any.
+        """
+        if not torch.equal(torch.get_rng_state(), self._drawn):
+            raise NotByRow("random numbers that edges share")
+
     def _kind_of_result(self, func: Any, tensors: list[Tensor], args: Any, kwargs: Any) -> str:
         kinds = {self.kind(each) for each in tensors} - {CONSTANT, NEW, None}
-        if _is_in_place(_name(func)):
+        if _is_in_place(_name(func)) or kwargs.get("out") is not None:
             raise NotByRow(_name(func))  # what it changes may outlive the message
         if func in _MAKING:
             return NEW
+        if kwargs.get("generator") is not None:
+            raise NotByRow("random numbers of a generator")
         if not kinds:
+            if kwargs.get("inplace"):
+                raise NotByRow(_name(func))
             return CONSTANT
-        for each in tensors:
-            if self.kind(each) is None and each.requires_grad:
-                raise NotByRow("a tensor that is neither an argument nor a parameter")
         if len(kinds) > 1:
             raise NotByRow(_name(func))
         if func in _EACH_ELEMENT or func in _DRAWING:
-            self.draws |= func in _DRAWING
             if kwargs.get("inplace") and id(args[0]) in self._given:
                 raise NotByRow(_name(func))
             most = max(each.dim() for each in tensors)

@@ -3,22 +3,28 @@
 A chunk has all edges into some destinations, so it is a call of the layer's ``message`` and
 ``aggregate`` on a smaller graph. Its rows stay in the processor's cache. Nothing but the sums is
 kept for gradients; the backward pass computes each chunk again, as gradient checkpoints do (Chen et
-al., 2016). Only layers of which :mod:`pyg_scale.nn.by_row` has a proof are cut.
+al., 2016). Only layers of which :mod:`pyg_scale.nn.by_row` has a proof are cut, and each call has a
+proof of its own: a message may depend on anything that its layer keeps. Chunks are computed by a
+copy of the layer, as it was in the call.
 """
 
 from __future__ import annotations
 
-import functools
+import random
 import weakref
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
+from types import MethodType
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from pyg_scale.nn.by_row import NotByRow, Watch
+from pyg_scale.nn.conv.base import untouched
 from pyg_scale.nn.edges import DESTINATION, SOURCE, Edges, gather
 from pyg_scale.nn.graph import derived
 from pyg_scale.nn.lifted import EdgeIndices, Lifted, rows
@@ -36,8 +42,8 @@ _SEEN = 61
 """Number of edges on which a layer's code is watched."""
 
 Arguments = dict[str, Any]
-Compute = Callable[[Edges, Arguments, Arguments], Tensor]
-"""Message and aggregation: from the edges and the arguments of both."""
+Compute = Callable[[Any, Edges, Arguments, Arguments], Tensor]
+"""Message and aggregation: from the layer, the edges and the arguments of both."""
 
 
 class Chunk(NamedTuple):
@@ -54,15 +60,13 @@ class Proof(NamedTuple):
 
     reason: str | None
     """The reason why it is not cut, or ``None``."""
-    draws: bool = False
-    """True if it draws random numbers."""
     width: int = 1
     """The largest number of elements of a row that it makes, features not counted."""
 
 
 _proofs: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, Proof]]
 _proofs = weakref.WeakKeyDictionary()
-
+"""The last proofs. They only say which calls need none, as these are not cut anyway."""
 
 _cut: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
@@ -122,11 +126,25 @@ class Messages:
             self.layer.training,
             tuple(self._form(value) for given in self.arguments for value in given.items()),
         )
-        if key not in known:
-            known[key] = self._prove(modules)
-        proof = known[key]
-        self.draws, self.width = proof.draws, max(self.width, proof.width)
-        return "" if graph.num_edges * self.width < least else proof.reason
+        proof = known.get(key)
+        if proof is None or (proof.reason != "" and not self._are_few(proof)):
+            proof = known[key] = self._prove(modules)
+        if self._are_few(proof):
+            return ""
+        self._doubted = known, key
+        self.width = max(self.width, proof.width)
+        return proof.reason
+
+    def _are_few(self, proof: Proof) -> bool:
+        return self.edges.graph.num_edges * max(self.width, proof.width) < LEAST * ELEMENTS
+
+    _doubted: tuple[dict[Hashable, Proof], Hashable] | None = None
+
+    def forget(self) -> None:
+        """Have the layer watched in its next call, as it needed rows in this one."""
+        if self._doubted is not None:
+            known, key = self._doubted
+            known.pop(key, None)
 
     def _form(self, item: tuple[str, Any]) -> Hashable:
         name, value = item
@@ -146,48 +164,68 @@ class Messages:
                 return Proof("edges are not in the first dimension")
             if isinstance(value, (list, tuple, dict)):
                 return Proof(f"{name} is a {type(value).__name__}")
-        for module in modules:
-            if module is not self.layer and (module._forward_hooks or module._forward_pre_hooks):
-                return Proof("a hook on a module")
-        edges, given = self._watched()
-        attributes = dict(vars(self.layer))
-        seen = [v for each in given for v in each.values() if isinstance(v, Tensor)]
-        seen = [v for v in seen if v.dim() and v.size(0) == edges.num_edges]
-        seen = [v for v in seen if not isinstance(v, EdgeIndices)]
-        constants = [*self.layer.parameters(), *self.layer.buffers()]
-        watch = Watch(seen, constants)
+        if not all(untouched(each, type(each)) for each in modules if each is not self.layer):
+            return Proof("a hook on a module")
+        self.parameters = [each for each in self.layer.parameters() if each.requires_grad]
+        self.own = {id(each): nn.Parameter(each.detach()) for each in self.parameters}
+        copies: dict[int, Any] = dict(self.own)
         try:
-            with torch.random.fork_rng(devices=[]), torch.no_grad():
+            self.then = _copied(self.layer, copies)
+            before = [_held(each) for each in copies.values()]
+            edges, given = self._watched()
+            rows_given = [v for each in given for v in each.values() if self._has_rows(v, edges)]
+            with _nothing_drawn(), torch.random.fork_rng(devices=[]), torch.no_grad():
                 edges.grad_mode = False
+                watch = Watch(rows_given, self.own.values())
                 with watch:
-                    out = self.layer.message(**given[0])  # type: ignore[operator]
+                    out = self.then.message(**given[0])
                 if not self.reduces(out):
                     rows(out)
+                watch.check_draws()
             if watch.kind(out) != "row":
                 return Proof("its messages are not rows of edges")
-            if dict(vars(self.layer)) != attributes:
+            after = [_held(each) for each in copies.values()]
+            if not all(map(_are_same, before, after)):
                 return Proof("its message keeps something in the layer")
         except NotByRow as error:
             return Proof(f"rows of all edges, for {error}")
-        finally:
-            self.layer.__dict__.clear()
-            self.layer.__dict__.update(attributes)
         if 2 * edges.gathered <= edges.num_edges * self.width:
             return Proof("")  # it needs no rows
-        return Proof(None, watch.draws, watch.width)
+        self.read, self.draws = watch.read, watch.draws
+        return Proof(None, watch.width)
+
+    @staticmethod
+    def _has_rows(value: Any, edges: Edges) -> bool:
+        if not isinstance(value, Tensor) or isinstance(value, EdgeIndices):
+            return False
+        return value.dim() > 0 and value.size(0) == edges.num_edges
 
     def _watched(self) -> tuple[Edges, list[Arguments]]:
-        """The first edges, with features lifted, as they are in a call of all edges."""
+        """The first edges, with features lifted, as they are in a call of all edges.
+
+        Their sources are the only ones, so that it does not matter how many nodes there are.
+        """
         graph = self.edges.graph
         end = min(_SEEN, graph.num_edges)
         last = int(torch.searchsorted(graph.indptr, end))
         indptr = graph.indptr[: last + 1].clamp(max=end)
-        return self._part(Adjacency.of_checked(indptr, graph.indices[:end], graph.num_src), 0, 0)
+        sources, indices = graph.indices[:end].unique(return_inverse=True)
+        few = Adjacency.of_checked(indptr, indices.to(graph.indices.dtype), sources.numel())
+        edges, given = self._part(few, 0, 0, sources=sources)
+        edges.of_call = edges.num_edges
+        if max(graph.num_src, graph.num_dst) > self.edges.num_edges:
+            edges.of_call = 0  # then edges have maps of their own, as they are fewer than nodes
+        return edges, given
 
     def _part(
-        self, graph: Adjacency, first: int, begin: int, leaves: dict[Any, Tensor] | None = None
+        self,
+        graph: Adjacency,
+        first: int,
+        begin: int,
+        leaves: dict[Any, Tensor] | None = None,
+        sources: Tensor | None = None,
     ) -> tuple[Edges, list[Arguments]]:
-        """Some of the edges with their arguments; features are leaves, or lifted without them."""
+        """Some of the edges with their arguments; features are leaves, or those of ``sources``."""
         size, last = graph.num_edges, first + graph.num_dst
         edges = Edges.of(graph, self.edges)
         ids = self.edges.graph.edge_id
@@ -203,7 +241,10 @@ class Messages:
                 features = _features(value)
                 if leaves is None:
                     ends: list[Tensor | None] = [None, None]
-                    ends[end] = features if end == SOURCE else features[first:last]
+                    if end == SOURCE and sources is not None:
+                        ends[end] = features.index_select(0, sources)
+                    else:
+                        ends[end] = features[first:last]
                     return Lifted(edges, 0, ends, None)
                 leaf = leaves.get((end, id(features)))
                 if leaf is None:
@@ -249,8 +290,8 @@ class Messages:
 
         return derived(graph, ("chunks", step), cut)
 
-    def run(self, chunk: Chunk, leaves: dict[Any, Tensor]) -> Tensor:
-        """The sums of a chunk, computed from leaves, which are made."""
+    def run(self, layer: nn.Module, chunk: Chunk, leaves: dict[Any, Tensor]) -> Tensor:
+        """The sums of a chunk, computed by a copy of the layer from leaves, which are made."""
         graph = self.edges.graph
         part = Adjacency.of_checked(
             graph.indptr[chunk.first : chunk.last + 1] - chunk.begin,
@@ -258,12 +299,7 @@ class Messages:
             graph.num_src,
         )
         edges, given = self._part(part, chunk.first, chunk.begin, leaves)
-        return self.compute(edges, *given)
-
-    @functools.cached_property
-    def parameters(self) -> list[nn.Parameter]:
-        """The parameters that get gradients."""
-        return [each for each in self.layer.parameters() if each.requires_grad]
+        return self.compute(layer, edges, *given)
 
     def sums(self) -> Tensor:
         """All sums, chunk by chunk."""
@@ -281,15 +317,25 @@ class _Chunked(torch.autograd.Function):
     def forward(ctx: Any, messages: Messages, *tensors: Tensor) -> Tensor:
         ctx.messages = messages
         ctx.save_for_backward(*tensors)
+        ctx.read = [(each, each._version) for each in messages.read if not each.is_inference()]
         ctx.state = torch.get_rng_state() if messages.draws else None
         ctx.autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
-        return torch.cat([messages.run(chunk, {}) for chunk in messages.chunks()])
+        return torch.cat([messages.run(messages.then, each, {}) for each in messages.chunks()])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         messages: Messages = ctx.messages
         tensors = ctx.saved_tensors
+        for each, version in ctx.read:
+            if each._version != version:
+                raise RuntimeError(
+                    "one of the variables needed for gradient computation has been modified by an "
+                    f"inplace operation: a tensor {[*each.shape]} that the message of "
+                    f"{type(messages.layer).__name__} reads is at version {each._version}; "
+                    f"expected version {version} instead"
+                )
         enabled, dtype = ctx.autocast
+        torch.clear_autocast_cache()  # of what the forward pass cast without gradients
         with _replayed(ctx.state), torch.autocast("cpu", dtype, enabled=enabled):
             if torch.is_grad_enabled():
                 return None, *_differentiable(messages, tensors, ctx.needs_input_grad[1:], grad)
@@ -308,9 +354,9 @@ def _gradients(
     for chunk in messages.chunks():
         leaves: dict[Any, Tensor] = {}
         with torch.enable_grad():
-            out = messages.run(chunk, leaves)
+            out = messages.run(messages.then, chunk, leaves)
         asked = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
-        given = [*asked.values(), *messages.parameters]
+        given = [*asked.values(), *messages.own.values()]
         if not out.requires_grad:
             continue
         grads = torch.autograd.grad(out, given, grad[chunk.first : chunk.last], allow_unused=True)
@@ -342,7 +388,9 @@ def _differentiable(
 ) -> list[Tensor | None]:
     """The same, to be differentiated again: with a row for every edge."""
     messages.whole_graph = True
-    out = torch.cat([messages.run(chunk, {}) for chunk in messages.chunks()])
+    mine = zip(messages.own.values(), messages.parameters, strict=True)
+    layer = _copied(messages.then, {id(own): parameter for own, parameter in mine})
+    out = torch.cat([messages.run(layer, chunk, {}) for chunk in messages.chunks()])
     wanted = [t for t, n in zip(tensors, needed, strict=True) if n]
     made = iter(torch.autograd.grad(out, wanted, grad, create_graph=True, allow_unused=True))
     return [next(made) if n else None for n in needed]
@@ -360,6 +408,74 @@ def _replayed(state: Tensor | None) -> Iterator[None]:
         yield
     finally:
         torch.set_rng_state(now)
+
+
+@contextmanager
+def _nothing_drawn() -> Iterator[None]:
+    """Refuse code that draws random numbers of Python or NumPy, and take them back.
+
+    Raises:
+        NotByRow: If it did.
+    """
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        yield
+        now = np.random.get_state()
+        if random.getstate() != python or not all(map(np.array_equal, now, numpy)):
+            raise NotByRow("random numbers that edges share")
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+def _copied(value: Any, copies: dict[int, Any]) -> Any:
+    """A module, or what one keeps, as it is now.
+
+    Modules and containers are copied, and methods of modules are bound to the copies. Tensors and
+    all other objects are the same.
+
+    Args:
+        value: The module.
+        copies: What stands for an object in the copy, by its id. It gets those that are made.
+
+    Raises:
+        NotByRow: If a module keeps random numbers that go on.
+    """
+    if id(value) in copies:
+        return copies[id(value)]
+    kind, made = type(value), value
+    if isinstance(value, nn.Module) and not isinstance(value, torch.jit.ScriptModule):
+        made = copies[id(value)] = object.__new__(kind)
+        for name, each in vars(value).items():
+            made.__dict__[name] = _copied(each, copies)
+    elif kind in (dict, OrderedDict, defaultdict, list, deque, set):
+        made = copies[id(value)] = value.copy()
+        items = () if kind is set else enumerate(value) if kind in (list, deque) else value.items()
+        for key, each in items:
+            made[key] = _copied(each, copies)
+    elif kind is tuple:
+        made = tuple(_copied(each, copies) for each in value)
+    elif kind is MethodType and isinstance(value.__self__, nn.Module):
+        made = MethodType(value.__func__, _copied(value.__self__, copies))
+    elif isinstance(value, (random.Random, np.random.Generator, np.random.RandomState)):
+        raise NotByRow("random numbers of a generator that a module keeps")
+    return made
+
+
+def _held(value: Any) -> list[Any]:
+    """The objects that a module or a container holds."""
+    held = vars(value) if isinstance(value, nn.Module) else value
+    if isinstance(held, dict):
+        return [each for item in held.items() for each in item]
+    return [*held] if isinstance(held, (list, deque, set)) else []
+
+
+def _are_same(before: list[Any], after: list[Any]) -> bool:
+    """Return True if objects are the same, or equal numbers or strings."""
+    return len(before) == len(after) and all(
+        a is b or (type(a) is type(b) and type(a) in (int, float, str) and a == b)
+        for a, b in zip(before, after, strict=True)
+    )
 
 
 def _features(value: Lifted) -> Tensor:

@@ -52,7 +52,8 @@ class Edges:
     @classmethod
     def of(cls, graph: Adjacency, whole: Edges) -> Edges:
         """Some of the edges of a call, which are grouped."""
-        ends = [graph.indices, rows_of(graph.indptr, graph.num_edges).to(graph.indices.dtype)]
+        # Of int64, as torch's backward pass of a scatter is wrong for others.
+        ends = [graph.indices.to(torch.int64), rows_of(graph.indptr, graph.num_edges)]
         sizes: list[int | None] = [graph.num_src, graph.num_dst]
         if whole.flow == "target_to_source":
             ends.reverse()

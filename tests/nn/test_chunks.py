@@ -1,8 +1,10 @@
 """Messages in chunks: PyG's results, never a row for every edge, and what is not cut."""
 
 import copy
+import random
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -68,7 +70,7 @@ def compared(theirs, arguments, reason=None, tolerance=1e-11):
     return ours
 
 
-AGGREGATIONS = ["sum", "mean", "max", "std", "softmax", "powermean", ["sum", "var"]]
+AGGREGATIONS = ["sum", "mean", "max", "mul", "std", "softmax", "powermean", ["sum", "var"]]
 
 
 @pytest.mark.parametrize("aggr", AGGREGATIONS)
@@ -142,6 +144,189 @@ def test_random_numbers_are_drawn_again(x, edge_index):
     assert torch.equal(*outs)
     assert distance(outs[0], layer(x, edge_index)) > 0.1
     assert not fallbacks(layer)
+
+
+class Scaled(Difference):
+    """A message that depends on what its layer keeps; ``kept`` is what ``forward`` sets."""
+
+    def __init__(self, message, **kept):
+        super().__init__()
+        self.of, self.kept, self.states = message, 1.0, [1.0]
+        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, CHANNELS, dtype=torch.float64))
+        self.register_buffer("still", torch.ones(CHANNELS, dtype=torch.float64))
+        self.norm, self.drop = nn.BatchNorm1d(CHANNELS).double(), nn.Dropout(0.5)
+        self.unused = [nn.Linear(2, 2)]
+        for name, value in kept.items():
+            setattr(self, name, value)
+
+    def forward(self, x, edge_index, kept=None):
+        if kept is not None:
+            self.kept = kept
+            self.states[0] = kept
+        return super().forward(x, edge_index)
+
+    def message(self, x_i, x_j):
+        return self.of(self, F.layer_norm(x_i - 2 * x_j, x_i.shape[-1:]) * self.scale)
+
+
+def both(layer):
+    """PyG's layer, and an accelerated copy."""
+    ours = copy.deepcopy(layer)
+    accelerate(ours)
+    return layer, ours
+
+
+def assert_same(results):
+    for theirs, ours in zip(*results, strict=True):
+        assert distance(ours, theirs) < 1e-10
+
+
+SHARED = {
+    "weight": lambda layer, rows: rows * F.dropout(layer.scale, 0.5, layer.training),
+    "uniform": lambda layer, rows: rows * torch.rand(CHANNELS, dtype=rows.dtype),
+    "like": lambda layer, rows: rows * torch.rand_like(layer.still),
+    "permuted": lambda layer, rows: rows[:, torch.randperm(CHANNELS)] + rows,
+    "both": lambda layer, rows: F.dropout(rows, 0.0) * torch.randn(1, dtype=rows.dtype),
+    "python": lambda layer, rows: rows * random.random(),
+    "numpy": lambda layer, rows: rows * float(np.random.rand()),
+    "own": lambda layer, rows: rows * layer.own.random(),
+    "of torch": lambda layer, rows: rows * torch.rand(1, generator=layer.own).double(),
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_random_numbers_that_edges_share_are_drawn_once(x, edge_index, name):
+    results = []
+    for layer in (Difference(), None):
+        torch.manual_seed(3), random.seed(3), np.random.seed(3)
+        own = torch.Generator().manual_seed(3) if name == "of torch" else random.Random(3)
+        layer = Scaled(SHARED[name], own=own)
+        if results:
+            accelerate(layer)
+        leaf = x.clone().requires_grad_()
+        out = layer(leaf, edge_index)
+        drawn = torch.rand(1), torch.tensor(random.random()), torch.tensor(np.random.rand())
+        grads = torch.autograd.grad(out.square().sum(), [leaf, layer.scale])
+        results.append((out, *drawn, *grads))
+    assert_same(results)
+    (reason,) = fallbacks(layer)[""]
+    assert "random numbers" in reason
+
+
+@pytest.mark.parametrize("kept", ["kept", "states"])
+def test_gradients_are_those_of_the_layer_as_it_was_called(x, edge_index, kept):
+    def message(layer, rows):
+        return rows * (layer.kept if kept == "kept" else layer.states[0])
+
+    results = []
+    for layer in both(Scaled(message)):
+        leaf = x.clone().requires_grad_()
+        out = layer(leaf, edge_index, 2.0)
+        layer(leaf, edge_index, 5.0)
+        results.append((out, *torch.autograd.grad(out.square().sum(), [leaf, layer.scale])))
+    assert_same(results)
+    assert not fallbacks(layer) and chunks.is_cut(layer)
+
+
+@pytest.mark.parametrize("module", [False, True])
+def test_evaluation_between_a_call_and_its_gradients(x, edge_index, module):
+    def message(layer, rows):
+        return layer.drop(rows) if module else F.dropout(rows, 0.5, layer.training)
+
+    layer = Scaled(message)
+    accelerate(layer)
+    out = layer(x, edge_index)
+    layer.eval()
+    with torch.no_grad():
+        layer(x, edge_index)
+    (grad,) = torch.autograd.grad(out.sum(), layer.scale)
+    # The result is linear in the scale.
+    torch.testing.assert_close((grad * layer.scale).sum(), out.sum())
+    assert not fallbacks(layer) and chunks.is_cut(layer)
+
+
+def test_changes_in_place_of_what_a_message_read_are_refused(x, edge_index):
+    layer = Scaled(lambda layer, rows: rows * layer.still)
+    accelerate(layer)
+    out = layer(x, edge_index)
+    layer.norm(x)  # changes buffers that the message does not read
+    out.sum().backward(retain_graph=True)
+    layer.still.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+def test_hooks_on_parameters_see_whole_gradients(x, edge_index):
+    results = []
+    for layer in both(Scaled(lambda layer, rows: rows)):
+        layer.scale.register_hook(lambda grad: 2 * grad)
+        out = layer(x, edge_index)
+        out.square().sum().backward()
+        results.append((out, layer.scale.grad))
+    assert_same(results)
+    assert not fallbacks(layer)
+
+
+TURNED = {
+    "norm": (lambda layer, rows: layer.norm(rows) if layer.on else rows, "add_"),
+    "noise": (lambda layer, rows: rows * torch.rand(1).double() if layer.on else rows, "random"),
+    "gate": (lambda layer, rows: rows * torch.sigmoid(layer.gate), "neither an argument nor"),
+    "film": (lambda layer, rows: rows * layer.gate, "neither an argument nor"),
+    "buffer": (lambda layer, rows: rows * layer.still, "neither an argument nor"),
+}
+
+
+@pytest.mark.parametrize("name", TURNED)
+def test_a_layer_is_watched_again_when_what_it_keeps_changes(x, edge_index, name):
+    message, reason = TURNED[name]
+    gate = torch.full((CHANNELS,), 0.5, dtype=torch.float64)
+    results = []
+    for layer in both(Scaled(message, on=False, gate=gate)):
+        layer(x, edge_index)
+        assert chunks.is_cut(layer) == bool(results) and not fallbacks(layer)
+        layer.on, layer.gate = True, gate.clone().requires_grad_()
+        if name == "buffer":
+            layer.still = layer.gate
+        torch.manual_seed(3)
+        out = layer(x, edge_index)
+        wanted = [layer.scale, layer.gate] if "argument" in reason else [layer.scale]
+        grads = torch.autograd.grad(out.square().sum(), wanted)
+        results.append((out, layer.norm.running_mean, *grads))
+    assert_same(results)
+    (found,) = fallbacks(layer)[""]
+    assert reason in found
+
+
+def test_a_layer_that_comes_to_need_rows_is_cut(x, edge_index):
+    """And its gradients are the same; before, its messages were sums of steps."""
+
+    class Turned(Difference):
+        on = False
+
+        def message(self, x_i, x_j):
+            rows = torch.relu(x_i - x_j)
+            return F.layer_norm(rows, rows.shape[-1:]) if self.on else rows
+
+    results = []
+    for layer in both(Turned()):
+        layer(x, edge_index)
+        layer.on = True
+        layer(x, edge_index)
+        results.append(run(layer, (x, edge_index), {})[1][:1])
+    assert_same(results)
+    assert chunks.is_cut(layer)
+
+
+def test_what_messages_add_to_a_list_is_of_all_edges(x, edge_index):
+    def message(layer, rows):
+        layer.states.append(rows.shape)
+        return rows
+
+    results = both(Scaled(message))
+    for layer in results:
+        layer(x, edge_index)
+    assert results[0].states == results[1].states
+    assert "keeps something" in next(iter(fallbacks(layer)[""]))
 
 
 def test_second_derivatives(x, edge_index):
@@ -279,11 +464,23 @@ def test_live_tensors_are_a_third_of_those_of_pyg(name, monkeypatch):
     assert peaks[0] > 20_000 * 64 * 4 and 3 * peaks[1] <= peaks[0], peaks
 
 
-def test_hooks_on_modules_see_all_edges(x, edge_index):
+@pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward", "full_backward_pre"])
+def test_hooks_on_modules_see_all_edges(x, edge_index, kind):
     layer, seen = Difference(), []
-    layer.nn[0].register_forward_hook(lambda module, args, out: seen.append(out.size(0)))
+    plain = copy.deepcopy(layer)
+    accelerate(plain)
+    plain(x, edge_index)
+    assert chunks.is_cut(plain)
+
+    def hook(module, *rest):
+        seen.append(rest[-1][0].size(0) if isinstance(rest[-1], tuple) else rest[-1].size(0))
+
+    for each in (layer, plain):
+        getattr(each.nn[2], f"register_{kind}_hook")(hook)
+    run(plain, (x, edge_index), {})
+    assert "hook" in next(iter(fallbacks(plain)[""]))
     compared(layer, (x, edge_index), reason="hook")
-    assert seen == [edge_index.size(1)] * 2
+    assert seen == [edge_index.size(1)] * 3
 
 
 def test_a_layer_is_watched_again_when_its_modules_change(x, edge_index):

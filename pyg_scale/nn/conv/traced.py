@@ -274,7 +274,7 @@ def _propagate(layer: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) 
     edges.group()  # refuses what is invalid before the layer's own code runs
     message, given = collect("message", found), collect("aggregate", found)
 
-    def compute(edges: Edges, message: dict[str, Any], given: dict[str, Any]) -> Any:
+    def compute(layer: Any, edges: Edges, message: dict[str, Any], given: dict[str, Any]) -> Any:
         out = layer.message(**message)
         if type(layer).aggregate is MessagePassing.aggregate and "aggregate" not in layer.__dict__:
             return _aggregate(layer, edges, out, given)
@@ -288,9 +288,10 @@ def _propagate(layer: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) 
     if reason is None:
         out = messages.sums()
     else:
-        out = compute(edges, message, given)
+        out = compute(layer, edges, message, given)
         if edges.needed_by and 2 * edges.gathered > edges.widest:  # not for a number per head
             record(layer, reason or _gathered(edges))
+            messages.forget()
     return layer.update(out, **collect("update", found))
 
 
