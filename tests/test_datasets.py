@@ -251,6 +251,25 @@ def test_read_a_homogeneous_archive(tmp_path: Path) -> None:
     assert read_npz(tmp_path / "g.npz", torch.int32).edge_index.dtype == torch.int32
 
 
+def test_the_number_of_nodes_of_an_archive(tmp_path: Path) -> None:
+    edges = np.array([[0], [1]])
+    sparse = {
+        "x_indptr": np.array([0, 1, 1]),
+        "x_indices": np.array([0]),
+        "x_data": np.array([2.0]),
+        "x_shape": np.array([2, 1]),
+    }
+    for number, (size, arrays) in enumerate(
+        [(3, {"x": np.zeros((3, 2))}), (4, {"y": np.zeros(4)}), (2, sparse)]
+    ):
+        path = tmp_path / f"{number}.npz"
+        np.savez(path, edge_index=edges, **arrays)  # type: ignore[arg-type]
+        assert read_npz(path).num_nodes == size
+    np.savez(tmp_path / "edges.npz", edge_index=edges)
+    with pytest.raises(ValueError, match=r"edges.npz.*does not say how many nodes"):
+        read_npz(tmp_path / "edges.npz")
+
+
 def test_read_a_heterogeneous_archive(tmp_path: Path) -> None:
     np.savez(
         tmp_path / "h.npz",

@@ -136,6 +136,13 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path, capsys):
     assert files(tmp_path) == {"mine.txt"}
 
 
+def test_a_path_that_cannot_be_made_is_said_in_a_line(tmp_path, capsys):
+    (tmp_path / "file").write_text("precious")
+    assert main(["plugins", "new", "mine", "--path", str(tmp_path / "file/mine")]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("pyg-scale plugins new: ") and "file" in line
+
+
 def test_only_hooks_keeps_everything_else():
     source = (template() / "src/pyg_scale_template/__init__.py").read_text()
     assert only_hooks(source, list(plugins.KINDS)) == source

@@ -29,11 +29,17 @@ def main(argv: Sequence[str]) -> int:
     try:
         edges, edge_attributes = _edges(args.edges)
         nodes = _nodes(args.nodes, edges is not None and None not in edges)
-        options = dict(args.option)
+        options: dict[str, Any] = {}
+        for name, value in args.option:
+            _put(options, name, value, "--option")
         if args.root is not None:
-            options["root"] = args.root
-        numbers = dict(_number(each) for each in args.num_nodes)
-        sets = dict(_index_set(each) for each in args.index_set)
+            _put(options, "root", args.root, "--root")
+        numbers: dict[Any, int] = {}
+        for each in args.num_nodes:
+            _put(numbers, *_number(each), "--num-nodes")
+        sets: dict[Any, str] = {}
+        for each in args.index_set:
+            _put(sets, *_index_set(each), "--index-set")
     except ValueError as error:
         parser.error(str(error))
     if len(args.paths) > 2 or (len(args.paths) == 1) == (edges is None):
@@ -152,11 +158,12 @@ def _edges(values: Sequence[str]) -> tuple[Any, dict[Any, dict[str, str]]]:
         left, equals, file = value.partition("=")
         kind, colon, name = left.rpartition(":")
         if equals and left.count(",") == 2 and not colon:
-            lists[tuple(left.split(","))] = file
+            _put(lists, tuple(left.split(",")), file, "--edges")
         elif equals and "," not in name and (not colon or kind.count(",") == 2):
-            attributes.setdefault(tuple(kind.split(",")) if colon else None, {})[name] = file
+            edge_type = tuple(kind.split(",")) if colon else None
+            _put(attributes.setdefault(edge_type, {}), name, file, "--edges", edge_type)
         elif not equals:
-            lists[None] = value
+            _put(lists, None, value, "--edges")
         else:
             raise ValueError(f"--edges {value}: write FILE, SRC,RELATION,DST=FILE or NAME=FILE")
     if len(lists) > 1 and None in lists:
@@ -174,7 +181,8 @@ def _nodes(values: Sequence[str], typed: bool) -> dict[Any, dict[str, str]]:
             raise ValueError(f"--nodes {value}: write [TYPE:]NAME=FILE, or TYPE=FILE for a table")
         if typed and not colon:
             kind, name = name, ""
-        found.setdefault(kind if typed else None, {})[name] = file
+        node_type = kind if typed else None
+        _put(found.setdefault(node_type, {}), name, file, "--nodes", node_type)
     return found
 
 
@@ -191,6 +199,22 @@ def _index_set(value: str) -> tuple[tuple[str | None, str], str]:
     if not equals or not name or not file:
         raise ValueError(f"--index-set {value}: write [TYPE:]NAME=FILE")
     return (kind if colon else None, name), file
+
+
+def _put(found: dict[Any, Any], name: Any, value: Any, given: str, kind: Any = None) -> None:
+    """Note what an option gives for a name.
+
+    Raises:
+        ValueError: If it was given before, as one of the two would be lost.
+    """
+    if name in found:
+        parts = name if given == "--index-set" else (kind, name)
+        what = ":".join(_name(part) for part in parts if part)
+        raise ValueError(
+            f"{given}: {what or 'the same without a type'} is given twice: {found[name]} and "
+            f"{value}"
+        )
+    found[name] = value
 
 
 def _name(kind: Any) -> str:

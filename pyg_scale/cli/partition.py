@@ -30,8 +30,19 @@ def main(argv: Sequence[str]) -> int:
     options = dict(args.option)
     if len(options) < len(args.option):
         parser.error("the same --option is given twice")
+    for name in ("method", "out", "balance", "compare", "png"):
+        if getattr(args, name) == "":
+            parser.error(f"--{name} is empty")
     if args.assignment and (args.method or options):
         parser.error("--assignment gives the parts: leave --method and --option out")
+    if args.assignment and (args.shares or args.balance):
+        parser.error("--assignment gives the parts: leave --shares and --balance out")
+    if args.batch_size is not None and not args.num_neighbors:
+        parser.error("--batch-size is that of sampled batches: give --num-neighbors too")
+    if args.png and not Path(args.png).absolute().parent.is_dir():
+        parser.error(f"--png {args.png}: there is no folder {Path(args.png).parent}")
+    args.balance = args.balance or "nodes"
+    args.batch_size = 1024 if args.batch_size is None else args.batch_size
     if args.compare and (args.assignment or args.method or options or args.out):
         parser.error("--compare only measures: leave --method, --option, --assignment, --out out")
     try:
@@ -57,8 +68,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--balance",
         metavar="WHAT",
-        default="nodes",
-        help="nodes, edges and train, separated by commas: the quantities to balance",
+        help="nodes, edges and train, separated by commas: the quantities to balance (default: "
+        "nodes)",
     )
     parser.add_argument(
         "--shares",
@@ -95,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_integers,
         help="sample batches with these neighbours per hop and count features of other parts",
     )
-    parser.add_argument("--batch-size", type=int, default=1024, help="of these (default: 1024)")
+    parser.add_argument("--batch-size", type=int, help="of these (default: 1024)")
     parser.add_argument("--png", metavar="FILE", help="draw the measures; needs matplotlib")
     parser.add_argument("--root", metavar="DIR", default="data", help="folder of PyG's data sets")
     parser.add_argument("--json", action="store_true", help="print JSON")

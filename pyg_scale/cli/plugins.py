@@ -223,7 +223,7 @@ def new(name: str, kinds: Sequence[str], path: str | None) -> int:
     """Copy the template to ``path``, only for the given kinds and with all names replaced.
 
     Returns:
-        0, or 2 if the name or the path cannot be used.
+        0, or 2 if the name or the path cannot be used, or 1 if a file cannot be written.
     """
     name = name.removeprefix("pyg-scale-")
     folder = Path(path or f"pyg-scale-{name}")
@@ -231,7 +231,21 @@ def new(name: str, kinds: Sequence[str], path: str | None) -> int:
     if problem:
         print(f"pyg-scale plugins new: {problem}", file=sys.stderr)
         return 2
-    source = template()
+    try:
+        _copy(template(), folder, name, kinds)
+    except OSError as error:
+        print(f"pyg-scale plugins new: {error}", file=sys.stderr)
+        return 1
+    print(
+        f"made {folder}: a plugin that adds {', '.join(f'{kind} {name!r}' for kind in kinds)}\n\n"
+        f"  pip install --editable {folder}\n"
+        f"  pyg-scale plugins check pyg-scale-{name}\n"
+        f"  pytest {folder}"
+    )
+    return 0
+
+
+def _copy(source: Path, folder: Path, name: str, kinds: Sequence[str]) -> None:
     for file in sorted(source.rglob("*")):
         inner = file.relative_to(source)
         if file.is_dir() or not _wanted(inner, kinds):
@@ -242,13 +256,6 @@ def new(name: str, kinds: Sequence[str], path: str | None) -> int:
         target = folder / renamed(str(inner), name)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(renamed(text, name), encoding="utf-8")
-    print(
-        f"made {folder}: a plugin that adds {', '.join(f'{kind} {name!r}' for kind in kinds)}\n\n"
-        f"  pip install --editable {folder}\n"
-        f"  pyg-scale plugins check pyg-scale-{name}\n"
-        f"  pytest {folder}"
-    )
-    return 0
 
 
 def _problem(name: str, kinds: Sequence[str], folder: Path) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +18,15 @@ class IdMap:
     Args:
         ids: Node ``k`` has id ``ids[k]``; none twice.
         what: What errors call the list.
+        row_name: Names a row of the table that has the list, if one has.
 
     Raises:
         ValueError: If an id is there twice; says where.
     """
 
-    def __init__(self, ids: Array, what: str) -> None:
+    def __init__(
+        self, ids: Array, what: str, row_name: Callable[[int], str] = "row {}".format
+    ) -> None:
         self.ids = ids
         self.what = what
         self._order: Array | None = None
@@ -35,7 +38,8 @@ class IdMap:
             if len(same):
                 first, second = self._order[same[0]], self._order[same[0] + 1]
                 raise ValueError(
-                    f"{what}: rows {first} and {second} have the same id {_shown(ids[first])}"
+                    f"{row_name(int(first))} and {row_name(int(second))} have the same id "
+                    f"{_shown(ids[first])}"
                 )
 
     def numbers(self, ids: Array, table: Table, begin: int) -> Array:

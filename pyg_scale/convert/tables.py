@@ -178,8 +178,11 @@ class Tables(Reader):
                 save(file, ids)
 
             work.once(f"ids {number}", make)
-            what = str(table.path) if listed and table is not None else "the ids of the edges"
-            maps[node_type] = IdMap(np.load(file, allow_pickle=False), what)
+            ids = np.load(file, allow_pickle=False)
+            if listed and table is not None:
+                maps[node_type] = IdMap(ids, str(table.path), table.row_name)
+            else:
+                maps[node_type] = IdMap(ids, "the ids of the edges")
             self._maps[node_type] = file
             if len(columns) < sum(
                 end == node_type for each in self._files.edges for end in _ends(each)

@@ -73,12 +73,14 @@ def read_npz(
 ) -> Data | HeteroData:
     """Read a graph from a plain NumPy archive.
 
-    A homogeneous archive has ``edge_index`` ``[2, num_edges]``, ``num_nodes``, ``y`` and
-    features, either ``x`` or the CSR triple ``x_indptr``, ``x_indices``, ``x_data`` with
-    ``x_shape`` (made dense here). A heterogeneous one has ``SRC__DST`` or
-    ``SRC__RELATION__DST`` ``[2, num_edges]`` for each edge type, ``num_TYPE`` for each node
-    type, and ``TYPE_NAME`` for attributes (``_y`` labels, ``_x``, ``_time``). ``train_idx``,
-    ``val_idx`` and ``test_idx`` become masks of the labelled nodes. Nothing is unpickled.
+    A homogeneous archive has ``edge_index`` ``[2, num_edges]``, and ``num_nodes``, ``y`` or
+    features, which all give the number of nodes. Features are either ``x`` or the CSR triple
+    ``x_indptr``, ``x_indices``, ``x_data`` with ``x_shape`` (made dense here).
+
+    A heterogeneous archive has ``SRC__DST`` or ``SRC__RELATION__DST`` ``[2, num_edges]`` for each
+    edge type, ``num_TYPE`` for each node type, and ``TYPE_NAME`` for attributes (``_y`` labels,
+    ``_x``, ``_time``). ``train_idx``, ``val_idx`` and ``test_idx`` become masks of the labelled
+    nodes. Nothing is unpickled.
 
     Args:
         path: The archive.
@@ -98,7 +100,10 @@ def read_npz(
     except Exception as error:  # headers are parsed as Python, which fails in many ways
         raise ValueError(f"{str(path)!r} is no plain NumPy .npz archive: {error}") from error
     if "edge_index" in arrays:
-        return _homogeneous(arrays, index_dtype)
+        try:
+            return _homogeneous(arrays, index_dtype)
+        except ValueError as error:
+            raise ValueError(f"{str(path)!r}: {error}") from None
     if not any("__" in name for name in arrays):
         raise ValueError(
             f"{str(path)!r} holds no graph: expected 'edge_index' or 'SRC__RELATION__DST' "
@@ -109,7 +114,7 @@ def read_npz(
 
 def _homogeneous(arrays: Mapping[str, Array], index_dtype: torch.dtype) -> Data:
     data = Data(edge_index=torch.from_numpy(arrays["edge_index"]).to(index_dtype))
-    data.num_nodes = int(arrays["num_nodes"]) if "num_nodes" in arrays else len(arrays["y"])
+    data.num_nodes = _num_nodes(arrays)
     if "x" in arrays:
         data.x = torch.from_numpy(arrays["x"])
     elif "x_indptr" in arrays:
@@ -119,6 +124,20 @@ def _homogeneous(arrays: Mapping[str, Array], index_dtype: torch.dtype) -> Data:
     for name, mask in _masks(arrays, data.num_nodes).items():
         data[name] = mask
     return data
+
+
+def _num_nodes(arrays: Mapping[str, Array]) -> int:
+    if "num_nodes" in arrays:
+        return int(arrays["num_nodes"])
+    for name in ("y", "x"):
+        if name in arrays:
+            return len(arrays[name])
+    if "x_shape" in arrays:
+        return int(arrays["x_shape"][0])
+    raise ValueError(
+        "the archive does not say how many nodes there are: add num_nodes, y or x (found "
+        f"{', '.join(sorted(arrays))})"
+    )
 
 
 def _heterogeneous(

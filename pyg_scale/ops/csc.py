@@ -136,7 +136,7 @@ def from_pointers(
             f"{num_dst} nodes: correct num_nodes, or the pointers"
         )
     end = indices.numel()
-    _check_rising(indptr, end)
+    check_rising(indptr, end)
     if end:
         low, high = (int(v) for v in torch.aminmax(indices))
         if low < 0 or high >= num_src:
@@ -149,6 +149,17 @@ def from_pointers(
     return Compressed(pointers, _narrow(indices, num_src, share=False), None)
 
 
+def check_rising(indptr: Tensor, end: int) -> None:
+    """Check pointers.
+
+    Raises:
+        ValueError: If they do not rise from 0 to ``end``.
+    """
+    # differences could overflow
+    if int(indptr[0]) != 0 or int(indptr[-1]) != end or bool((indptr[1:] < indptr[:-1]).any()):
+        raise ValueError(f"the pointers must rise from 0 to the number of edges, {end}")
+
+
 def expand_pointers(indptr: Tensor, num_edges: int) -> Tensor:
     """The group of each position ``[num_edges]``, ``int32`` if that holds it, else ``int64``.
 
@@ -157,7 +168,7 @@ def expand_pointers(indptr: Tensor, num_edges: int) -> Tensor:
             entries as they say, beyond the end of the result.
     """
     size = indptr.numel() - 1
-    _check_rising(indptr, num_edges)
+    check_rising(indptr, num_edges)
     dtype = torch.int32 if size <= _INT32_MAX else torch.int64
     groups = torch.arange(size, dtype=dtype)
     return groups.repeat_interleave(indptr.diff(), output_size=num_edges)
@@ -255,12 +266,6 @@ def weight_prefix(csc: Compressed, weight: Tensor) -> Tensor:
 
 
 # Parts ####################################################################################
-
-
-def _check_rising(indptr: Tensor, end: int) -> None:
-    # differences could overflow
-    if int(indptr[0]) != 0 or int(indptr[-1]) != end or bool((indptr[1:] < indptr[:-1]).any()):
-        raise ValueError(f"the pointers must rise from 0 to the number of edges, {end}")
 
 
 def _scan(dst: Tensor, src: Tensor, num_dst: int, num_src: int) -> tuple[int, int]:

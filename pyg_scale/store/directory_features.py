@@ -57,9 +57,11 @@ def columns_of(
         KeyError: If an attribute does not exist.
     """
     found: dict[Key, FeatureColumn] = {}
+    names: set[str] = set()
     wanted = None if attributes is None else set(attributes)
 
     def add(of_edges: bool, kind: Any, rows: int, named: dict[str, Attribute]) -> None:
+        names.update(named)
         for name, spec in named.items():
             dtype = torch_dtype(spec.dtype)
             column = FeatureColumn(rows, tuple(spec.row), dtype, of_edges, kind, name)
@@ -71,7 +73,7 @@ def columns_of(
     for edge in directory.meta.edges.values():
         add(True, edge.name, edge.num_edges, edge.attributes)
     if missing := (wanted or set()) - {name for _, name in found} - found.keys():
-        known = ", ".join(sorted({name for _, name in found})) or "none"
+        known = ", ".join(sorted(names)) or "none"
         raise KeyError(
             f"{directory.path} has no attribute {', '.join(sorted(map(repr, missing)))} "
             f"(found: {known})"

@@ -27,6 +27,7 @@ from pyg_scale.ops.raw_bytes import raw_bytes
 from pyg_scale.store.directory.assemble import FilledPlaces, fill_edge_list
 from pyg_scale.store.directory.meta import META
 from pyg_scale.store.directory.reader import GraphDirectory
+from pyg_scale.store.directory.verify import check_ends
 from pyg_scale.store.mapped_topology import (
     MappedTopology,
     of_graph_directory,
@@ -335,6 +336,7 @@ class GraphEdges(MutableMapping[Any, Any]):
         dtype = torch_dtype(self._directory.meta.edges[attr.edge_type].index_dtype)
         if attr.layout == EdgeLayout.CSC:
             return csc.indices.to(dtype), csc.indptr
+        check_ends(self._directory, attr.edge_type, self._part.number, csc)
         edges = torch.empty(2, csc.num_edges, dtype=dtype)
         row, col = edges.flip(0) if self._by_src else edges
         what = f"the edge list{of(attr.edge_type)} of {self._directory.path}"

@@ -114,6 +114,14 @@ def test_no_graph(tmp_path, capsys):
     assert "there is no file" in capsys.readouterr().err
 
 
+def test_an_archive_of_features_alone(tmp_path, capsys):
+    path = tmp_path / "g.npz"
+    np.savez(path, edge_index=np.array([[0, 1], [1, 0]]), x=np.zeros((3, 2), np.float32))
+    assert main(["partition", str(path), "2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert sum(found["quality"]["node_types"][0]["nodes"]) == 3
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -122,6 +130,12 @@ def test_no_graph(tmp_path, capsys):
         ["2", "--option", "passes=1", "--option", "passes=2"],
         ["2", "--shares", "a,b"],
         ["2", "--method", "ldg", "--assignment", "x.txt"],
+        ["2", "--shares", "1,2", "--assignment", "x.txt"],
+        ["2", "--balance", "nodes", "--assignment", "x.txt"],
+        ["2", "--out", ""],
+        ["2", "--compare", ""],
+        ["2", "--batch-size", "16"],
+        ["2", "--png", "/nope/x.png"],
     ],
 )
 def test_wrong_usage(archive, arguments):

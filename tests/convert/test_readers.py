@@ -205,3 +205,28 @@ def test_wrong_usage(arguments):
     with pytest.raises(SystemExit) as error:
         main(["convert", *arguments])
     assert error.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("g --edges a,b,c=1 --edges a,b,c=2", "--edges: a,b,c is given twice: 1 and 2"),
+        ("g --edges 1 --edges 2", "--edges: the same without a type is given twice: 1 and 2"),
+        ("e g --edges w=1 --edges w=2", "--edges: w is given twice"),
+        ("g --edges a,b,c=e --edges a,b,c:w=1 --edges a,b,c:w=2", "--edges: a,b,c:w is given"),
+        ("e g --nodes x=1 --nodes x=2", "--nodes: x is given twice: 1 and 2"),
+        ("g --edges a,b,c=e --nodes a:x=1 --nodes a:x=2", "--nodes: a:x is given twice"),
+        ("g --edges a,b,c=e --nodes a=1 --nodes a=2", "--nodes: a is given twice"),
+        ("e g --index-set t=1 --index-set t=2", "--index-set: t is given twice: 1 and 2"),
+        ("e g --index-set a:t=1 --index-set a:t=2", "--index-set: a:t is given twice"),
+        ("e g --num-nodes 1 --num-nodes 2", "--num-nodes: the same without a type is given twice"),
+        ("e g --num-nodes a=1 --num-nodes a=2", "--num-nodes: a is given twice: 1 and 2"),
+        ("e g -o a=1 -o a=2", "--option: a is given twice: 1 and 2"),
+        ("e g -o root=1 --root 2", "--root: root is given twice: 1 and 2"),
+    ],
+)
+def test_what_is_given_twice_is_refused(arguments, message, capsys):
+    with pytest.raises(SystemExit) as error:
+        main(["convert", *arguments.split()])
+    assert error.value.code == 2
+    assert message in capsys.readouterr().err

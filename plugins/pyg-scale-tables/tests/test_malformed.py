@@ -49,8 +49,18 @@ def put(place, value):
     ("table", "column", "change", "match"),
     [
         ("customers", "id", put(4, None), "'customers', column 'id', row 4 of .* is missing"),
-        ("orders", "oid", put(9, ("row", 2)), "'orders', column 'oid', row 9 .*5002.*row 2 has"),
-        ("products", "sku", put(7, ("row", 3)), "'products', column 'sku', row 7 .*row 3 has"),
+        (
+            "orders",
+            "oid",
+            put(9, ("row", 2)),
+            "'orders', column 'oid', row 9 .*5002.*row 2 of .* has",
+        ),
+        (
+            "products",
+            "sku",
+            put(7, ("row", 3)),
+            "'products', column 'sku', row 7 .*row 3 of .* has",
+        ),
         ("orders", "customer", put(5, 98765), "'orders', column 'customer', row 5 .*98765.*drop"),
         ("orders", "sku", put(6, "p-x"), "'orders', column 'sku', row 6 .*'p-x'.*'products'"),
         ("orders", "at", put(8, None), "'orders', column 'at', row 8 .* is missing: give every"),
@@ -60,6 +70,27 @@ def put(place, value):
 def test_a_wrong_value_is_named(shop, tmp_path, table, column, change, match):
     changed(shop, table, column, change)
     refused(shop, tmp_path, ValueError, match)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "match"),
+    [
+        ("1,1\n2,2\n", "7,1\n7,2\n", r"row 2 of .*b\.csv is .* 7, which row 1 of .*b\.csv has"),
+        ("1,1\n2,2\n", "7,1\n2,2\n", r"row 2 of .*b\.csv is .* 2, which row 2 of .*a\.csv has"),
+        ("1,1\n2,2\n", "7,1\n,2\n", r"row 2 of .*b\.csv is missing"),
+        ("1,1\n2,2\n", "x,1\n", r"changes its type: int64 in .*a\.csv, string in .*b\.csv"),
+    ],
+)
+def test_rows_of_text_files_are_named_by_these(tmp_path, first, second, match):
+    """The copies that are read are gone by then."""
+    folder = tmp_path / "shop"
+    folder.mkdir()
+    (folder / "a.csv").write_text(f"id,v\n{first}")
+    (folder / "b.csv").write_text(f"id,v\n{second}")
+    (folder / "manifest.yaml").write_text("tables:\n  c:\n    pkey: id\n    file: [a.csv, b.csv]\n")
+    with pytest.raises(ValueError, match=match) as error:
+        convert(f"tables:{folder}", tmp_path / "graph", quiet=True)
+    assert "partial" not in str(error.value)
 
 
 def rewritten(shop, table, **columns):
@@ -72,7 +103,7 @@ def test_a_key_far_away_that_is_there_twice(shop, tmp_path):
     ids = np.arange(count) * 10**12
     ids[11] = ids[3]
     rewritten(shop, "customers", id=ids)
-    refused(shop, tmp_path, ValueError, "'customers', column 'id', row 11 .*row 3 has")
+    refused(shop, tmp_path, ValueError, "'customers', column 'id', row 11 .*row 3 of .* has")
 
 
 @pytest.mark.parametrize(

@@ -187,6 +187,12 @@ BAD = {
     "option": ("a,b\n1,2\n", {"colour": 1}, "no file takes the option 'colour'"),
     "ids": ("a,b\n1,2\n", {"ids": "none"}, "ids must be"),
     "text position": ("a,b\nx,y\n", {"ids": "position"}, "pass ids='map'"),
+    "no id": ("src,dst\na,b\n,c\n", {}, r"e.*csv, row 2 has no value in column 'src'"),
+    "no number as id": ("src,dst\n1,2\n3,\n", {}, "row 2 has no value in column 'dst'"),
+    "no position": ("a,b\n1,2\n,3\n", {"ids": "position"}, "row 2 has no value in column 'a'"),
+    "empty weight": ("a,b,w\n1,2,0.5\n2,3,\n", {}, "row 2 has no value in column 'w'"),
+    "late, no id": ("a,b\n" + "x,y\n" * 1000 + "x,\n", {}, "row 1001 has no value in column 'b'"),
+    "dtypes": ("a,b\n1,2\n", {"dtypes": 5}, r"dtypes must map names .*got 5"),
     "unclosed": ('a,b\n"1,2\n', {}, "row 1 has a quotation mark that is not closed"),
     "dtype": ("a,b\n1,2\n", {"dtypes": {"c": "int64"}}, "columns of .* are a, b"),
     "float ids": ("a,b\n1.5,2\n", {}, r"'a' holds float64: .*dtypes=\{'a': 'text'\}"),
@@ -217,7 +223,7 @@ def test_features_and_mapped_ids_do_not_go_together(tmp_path):
 @pytest.mark.parametrize(
     ("nodes", "message"),
     [
-        ("id,y\n1,0\n1,1\n", "rows 0 and 1 have the same id 1"),
+        ("id,y\n1,0\n1,1\n", "n.csv, row 1 and .*n.csv, row 2 have the same id 1"),
         ("id,y\n1,0\n", "row 2 has id 2, which is not in"),
         ("id,y\nx,0\n", "has numbers as ids, .* has text"),
     ],
@@ -288,7 +294,7 @@ FORMS = [
     " nan",
     "inf",
 ]
-NONE = ["", "x", "1_0", "0x10", "--1", "1 2", "\u0661x", "1e", "0x1p3", "+", "1,5"]
+NONE = ["x", "1_0", "0x10", "--1", "1 2", "\u0661x", "1e", "0x1p3", "+", "1,5"]
 
 
 @pytest.mark.parametrize("form", FORMS + NONE)

@@ -19,6 +19,7 @@ from pyg_scale.graph.source import of
 from pyg_scale.graph.topology import CSC, EdgeType, NodeType
 from pyg_scale.ops.csc import expand_pointers
 from pyg_scale.store.directory.reader import GraphDirectory, Part
+from pyg_scale.store.directory.verify import check_ends
 
 _CHUNK = 1 << 23  # edges that are processed at a time
 
@@ -130,7 +131,11 @@ def _bytes(value: Tensor) -> Tensor:
 
 
 def edge_list(directory: GraphDirectory, edge_type: EdgeType) -> Tensor:
-    """The edge list ``[2, num_edges]`` in the order of the edge ids, in the user's dtype."""
+    """The edge list ``[2, num_edges]`` in the order of the edge ids, in the user's dtype.
+
+    Raises:
+        GraphDirectoryError: If the files of the edges are damaged.
+    """
     edge = directory.meta.edges[edge_type]
     out = torch.empty(2, edge.num_edges, dtype=torch_dtype(edge.index_dtype))
     end = directory.meta.grouped_by(edge_type)
@@ -142,6 +147,7 @@ def edge_list(directory: GraphDirectory, edge_type: EdgeType) -> Tensor:
         for number in range(directory.meta.num_parts):
             part = directory.part(number)
             csc = part.csc(edge_type)
+            check_ends(directory, edge_type, number, csc)
             names = part.orig_id(end) if directory.meta.num_parts > 1 else None
             fill_edge_list(csc, grouped, other, places, names, bar.update)
     places.check()
@@ -213,6 +219,9 @@ def in_edges(directory: GraphDirectory, edge_type: EdgeType) -> CSC | None:
     """The in-edges of all nodes by original id: mapped if there is one part.
 
     ``None`` if the parts hold out-edges.
+
+    Raises:
+        GraphDirectoryError: If files of several parts are damaged. Those of one part are not read.
     """
     if _is_by_src(directory):
         return None
@@ -227,6 +236,8 @@ def _joined(directory: GraphDirectory, parts: list[Part], edge_type: EdgeType) -
     end = directory.meta.grouped_by(edge_type)
     indptr = torch.zeros(directory.meta.nodes[end].num_nodes + 1, dtype=torch.int64)
     held = [(part.orig_id(end), part.csc(edge_type)) for part in parts]
+    for part, (_, csc) in zip(parts, held):
+        check_ends(directory, edge_type, part.number, csc)
     nodes = FilledPlaces(indptr.numel() - 1, f"the nodes{of(end)} of {directory.path}")
     for names, csc in held:
         nodes.fill(names)

@@ -42,6 +42,13 @@ def checked_sets(index_sets: Mapping[str, Any], num_nodes: Mapping[NodeType, int
             raise TypeError(
                 f"index_sets{of(node_type)} must map names to ids (got {type(sets).__name__})"
             )
+        for name, ids in sets.items():
+            if isinstance(ids, Mapping):
+                form = "{node type: {name: ids}}" if node_type is not None else "{name: ids}"
+                raise TypeError(
+                    f"index set {name!r}{of(node_type)} must be ids or a mask (got "
+                    f"{type(ids).__name__}): this graph takes index_sets={form}"
+                )
         out[node_type] = {
             name: checked_ids(ids, num_nodes[node_type], f"index set {name!r}{of(node_type)}")
             for name, ids in sets.items()

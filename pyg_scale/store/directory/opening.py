@@ -20,7 +20,7 @@ from pyg_scale.store.directory.data import (
 from pyg_scale.store.directory.frame import COLUMNS, FRAME, FrameColumns
 from pyg_scale.store.directory.lazy import EDGE_INDEX, LazyAttribute, LazyFrame, Read
 from pyg_scale.store.directory.meta import EdgeMeta, NodeMeta
-from pyg_scale.store.directory.reader import GraphDirectory, Part
+from pyg_scale.store.directory.reader import OPENINGS, GraphDirectory, Part
 from pyg_scale.store.directory.tasks import SEED_TABLES, seed_tables
 from pyg_scale.store.directory.values import decode
 from pyg_scale.store.directory.verify import verify as verify_directory
@@ -78,7 +78,19 @@ def open_graph(
             parts are missing; names the file or the parts. If the snapshot does not exist.
         IndexError: If the part does not exist.
     """
-    directory = GraphDirectory.shared(Path(path), snapshot)
+    for _ in range(OPENINGS - 1):
+        directory = GraphDirectory.shared(Path(path), snapshot)
+        try:
+            return _opened(directory, part, verify)
+        except GraphDirectoryError:
+            if not directory.was_replaced():
+                raise
+    return _opened(GraphDirectory.shared(Path(path), snapshot), part, verify)
+
+
+def _opened(
+    directory: GraphDirectory, part: int | None, verify: bool
+) -> DirectoryData | DirectoryHeteroData | Part:
     if verify:
         verify_directory(directory)
     if part is not None:

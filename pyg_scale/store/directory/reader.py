@@ -26,6 +26,8 @@ from pyg_scale.store.directory.meta import META, FileMeta, Meta
 from pyg_scale.store.directory.paths import attribute_file, edge_dir, node_dir, set_file
 from pyg_scale.store.directory.snapshots import HEAD, Delta, counts_at, read_head
 
+OPENINGS = 4
+"""Attempts to open a directory that others replace meanwhile."""
 _LONGEST_META = 1 << 26
 _opened: weakref.WeakValueDictionary[tuple[Any, ...], GraphDirectory] = (
     weakref.WeakValueDictionary()
@@ -59,12 +61,27 @@ class GraphDirectory:
 
     def __init__(self, path: str | PathLike[str], snapshot: int | None = None) -> None:
         self.path = Path(path).absolute()
-        self._handle = _held_directory(self.path)
-        weakref.finalize(self, os.close, self._handle).atexit = False
+        for left in reversed(range(OPENINGS)):
+            self._handle = _held_directory(self.path)
+            closing = weakref.finalize(self, os.close, self._handle)
+            closing.atexit = False
+            try:
+                self._look(snapshot)
+            except GraphDirectoryError:
+                if not left or not self.was_replaced():
+                    raise
+            else:
+                if not left or not self.was_replaced():
+                    return
+            closing()  # its files may be gone soon, or were while they were looked at
+
+    def _look(self, snapshot: int | None) -> None:
+        """Read what is known of the opened directory before any tensor."""
         text = self._read_meta()
         self._checksum = zlib.crc32(text.encode("utf-8", "surrogatepass"))
         self.base_meta = self.meta = Meta.from_json(text, self.path / META)
         """``meta`` is the content of ``META.json``, with the counts of the snapshot."""
+        self.delta = None
         self.head = read_head(self.file, self.path, self.base_meta)
         self._look_at(self.head.newest if snapshot is None else operator.index(snapshot))
         names = set(os.listdir(self._handle))
@@ -106,16 +123,21 @@ class GraphDirectory:
                 folder, meta = path.stat(), (path / META).stat()
             except (OSError, ValueError):
                 return cls(path)  # raises the reason
-            newest = None
-            if snapshot is None:  # which may only be known from the head
+            newest, number = None, snapshot
+            if number is None:  # which may only be known from the head
                 newest = cls(path) if os.path.lexists(path / HEAD) else None
-                snapshot = 0 if newest is None else newest.snapshot
-            key = (str(path), snapshot, *_identity(folder), *_identity(meta))
+                number = 0 if newest is None else newest.snapshot
+            key = (str(path), number, *_identity(folder), *_identity(meta))
             known = _opened.get(key)
             if known is None:
                 known = _opened[key] = newest or cls(path, snapshot)
-            else:
+                return known
+            try:
                 known.check_lengths()
+            except GraphDirectoryError:
+                if not known.was_replaced():
+                    raise
+                return cls(path, snapshot)
             return known
 
     @property
@@ -228,14 +250,15 @@ class GraphDirectory:
                 return self.delta.array(name)
             return map_array(self.path / name, dtype, shape, open_file=partial(self.file, name))
         except GraphDirectoryError:
-            if self._was_replaced():
+            if self.was_replaced():
                 raise GraphDirectoryError(
                     f"the graph at {self.path} was replaced or removed since it was opened, and "
                     f"{name} was not read before: open it again"
                 ) from None
             raise
 
-    def _was_replaced(self) -> bool:
+    def was_replaced(self) -> bool:
+        """Return True if another directory, or none, has taken its place since it was opened."""
         try:
             return not os.path.samestat(os.stat(self.path), os.fstat(self._handle))
         except OSError:

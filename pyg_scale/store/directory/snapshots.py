@@ -24,7 +24,14 @@ from pyg_scale.errors import GraphDirectoryError
 from pyg_scale.files.file_view import JoinedView, Piece
 from pyg_scale.files.npy import as_tensor, check_header, num_bytes, numpy_dtype
 from pyg_scale.graph.topology import CSC, EdgeType, NodeType
-from pyg_scale.ops.csc import Compressed, build_csc, merge_csc, order_by_time, weight_prefix
+from pyg_scale.ops.csc import (
+    Compressed,
+    build_csc,
+    check_rising,
+    merge_csc,
+    order_by_time,
+    weight_prefix,
+)
 from pyg_scale.store.directory.layout import expected_files
 from pyg_scale.store.directory.meta import EdgeMeta, FileMeta, Meta, NodeMeta, checksum
 from pyg_scale.store.directory.paths import attribute_file, edge_dir, node_dir
@@ -442,7 +449,8 @@ class Delta:
             base: Those of the base.
 
         Raises:
-            GraphDirectoryError: If an appended edge has a node that does not exist.
+            GraphDirectoryError: If an appended edge has a node that does not exist, or the pointers
+                of the base are damaged.
         """
         meta, directory = self.meta, self._directory
         edge, part = meta.edges[edge_type], directory.part(0)
@@ -454,6 +462,11 @@ class Delta:
         except IndexError as error:
             file = directory.path / end_file(edge_type, "src")
             raise GraphDirectoryError(f"{file}: {error}") from None
+        try:
+            check_rising(base.indptr, base.num_edges)  # they are followed without a look
+        except ValueError as error:
+            file = directory.path / edge_dir(edge_type, 0) / "indptr.npy"
+            raise GraphDirectoryError(f"{file}: {error}: write the directory again") from None
         missing = num_dst + 1 - base.indptr.numel()
         indptr = torch.cat([base.indptr, base.indptr[-1:].expand(missing)])
         found = merge_csc(Compressed(indptr, base.indices, base.edge_id), new)

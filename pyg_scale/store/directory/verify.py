@@ -58,6 +58,24 @@ def verify(directory: GraphDirectory) -> None:
         _check_edge_type(directory, edge_type)
 
 
+def check_ends(directory: GraphDirectory, edge_type: EdgeType, number: int, csc: CSC) -> None:
+    """Check that the edges of a part, in a CSC, lead from and to nodes that exist.
+
+    Raises:
+        GraphDirectoryError: If pointers do not rise from 0 to the number of edges, or a neighbour
+            does not exist; names the file.
+    """
+    folder, pointers = edge_dir(edge_type, number), csc.indptr
+    if int(pointers[0]) != 0 or int(pointers[-1]) != csc.num_edges:
+        raise _wrong(directory, f"{folder}/indptr.npy", "does not go from 0 to its edges")
+    for chunk in _overlapping(pointers):
+        if bool((chunk[1:] < chunk[:-1]).any()):  # differences could overflow
+            raise _wrong(directory, f"{folder}/indptr.npy", "goes down")
+    neighbor = None if edge_type is None else edge_type[2 if _by_src(directory) else 0]
+    size = directory.meta.nodes[neighbor].num_nodes
+    _in_range(directory, f"{folder}/indices.npy", csc.indices, size)
+
+
 def _altered_rows(directory: GraphDirectory) -> str | None:
     """The first file of appended rows that differs from its checksum; ``None`` if there is none."""
     for name, file in directory.head.files.items():
@@ -104,7 +122,6 @@ def _check_nodes(directory: GraphDirectory, node_type: NodeType) -> None:
 def _check_edge_type(directory: GraphDirectory, edge_type: EdgeType) -> None:
     meta = directory.meta
     edge = meta.edges[edge_type]
-    neighbor = None if edge_type is None else edge_type[2 if _by_src(directory) else 0]
     files: list[tuple[str, Tensor]] = []
     book = directory.edge_book(edge_type)
     if book is not None:
@@ -112,13 +129,7 @@ def _check_edge_type(directory: GraphDirectory, edge_type: EdgeType) -> None:
     for number in directory.parts:
         part, folder = directory.part(number), edge_dir(edge_type, number)
         csc = part.csc(edge_type)
-        pointers = csc.indptr
-        if int(pointers[0]) != 0 or int(pointers[-1]) != csc.num_edges:
-            raise _wrong(directory, f"{folder}/indptr.npy", "does not go from 0 to its edges")
-        for chunk in _overlapping(pointers):
-            if bool((chunk.diff() < 0).any()):
-                raise _wrong(directory, f"{folder}/indptr.npy", "goes down")
-        _in_range(directory, f"{folder}/indices.npy", csc.indices, meta.nodes[neighbor].num_nodes)
+        check_ends(directory, edge_type, number, csc)
         if csc.edge_id is not None:
             name = f"{folder}/edge_id.npy"
             _in_range(directory, name, csc.edge_id, edge.num_edges)

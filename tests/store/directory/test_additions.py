@@ -85,6 +85,8 @@ def test_sets(tmp_path: Path) -> None:
     assert sorted(pyg_scale.open(path).graph_directory.meta.index_sets[""]) == [
         *("test", "train", "val"),
     ]
+    with pytest.raises(TypeError, match=r"'item' must be ids or a mask \(got dict\).*{name: ids}"):
+        add_index_sets(path, {"item": {"train": [1]}})
     typed = pyg_scale.save(graphs.hetero(), tmp_path / "typed")
     add_index_sets(typed, {"item": {"train": [1]}, "user": {"train": [2]}})
     found = pyg_scale.open(typed)

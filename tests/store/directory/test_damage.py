@@ -243,8 +243,49 @@ def test_pointers_that_are_followed_out_of_the_edges(
     loader = NeighborLoader(found, [-1], input_nodes=seed, subgraph_type=subgraph_type, seed=0)
     with pytest.raises(ValueError, match=f"the pointers of node 50 are {value} and"):
         next(iter(loader))
-    with pytest.raises(ValueError, match="pointers must rise"):
+    with pytest.raises(GraphDirectoryError, match="indptr.npy goes down"):
         found.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("name", "index", "value"),
+    [
+        ("indptr.npy", -1, 2**40),
+        ("indptr.npy", 50, 2**40),
+        ("indptr.npy", 0, -1),
+        ("indices.npy", 7, 100),
+        ("indices.npy", 7, -1),
+    ],
+)
+@pytest.mark.parametrize("num_parts", [1, 2])
+def test_ends_of_edges_that_cannot_be(
+    tmp_path: Path, name: str, index: int, value: int, num_parts: int
+) -> None:
+    """The file is named before anything is made of it, such as memory of that size."""
+    graph = pyg_scale.save(graphs.hostile(), tmp_path / "graph")
+    if num_parts > 1:
+        assignment = {None: torch.arange(100, dtype=torch.int32) // 60}
+        write_partition(graph, Partition(assignment, 2, "m"), tmp_path / "parts")
+        graph = tmp_path / "parts"
+    _rewrite(graph, f"part-0/edges/{name}", _set(index, value))
+    found = pyg_scale.open(graph)
+    with pytest.raises(GraphDirectoryError, match=f"part-0/edges/{name} "):
+        _ = found.edge_index
+    if num_parts > 1:
+        with pytest.raises(GraphDirectoryError, match=f"part-0/edges/{name} "):
+            topology_of(found)
+    else:
+        with pytest.raises(GraphDirectoryError, match=f"part-0/edges/{name} "):
+            MmapGraph(graph).get_edge_index(edge_type=None, layout="coo")
+
+
+def test_damaged_pointers_are_named_where_edges_were_appended(tmp_path: Path) -> None:
+    data = Data(edge_index=torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
+    graph = pyg_scale.save(data, tmp_path / "graph")
+    pyg_scale.append(graph, edges={"edge_index": torch.tensor([[0], [0]])})
+    np.save(graph / "part-0/edges/indptr.npy", np.array([0, 2**40, 2]))
+    with pytest.raises(GraphDirectoryError, match=r"part-0/edges/indptr.npy"):
+        topology_of(pyg_scale.open(graph))
 
 
 def test_an_edge_that_is_there_twice(tmp_path: Path) -> None:

@@ -24,7 +24,15 @@ import pyg_scale
 from pyg_scale.files.npy import npy_header, num_bytes
 from pyg_scale.loader import NeighborLoader
 from pyg_scale.store import Disk, Mmap, topology_of
-from pyg_scale.store.directory import Attribute, EdgeMeta, FileMeta, Meta, NodeMeta
+from pyg_scale.store.directory import (
+    Attribute,
+    EdgeMeta,
+    FileMeta,
+    Meta,
+    NodeMeta,
+    opening,
+    reader,
+)
 from pyg_scale.store.directory.layout import expected_files
 from pyg_scale.testing import graphs
 from tests import preloaded
@@ -344,6 +352,49 @@ def test_a_replaced_directory_is_never_mixed_with_the_new_one(tmp_path: Path) ->
     with pytest.raises(pyg_scale.errors.GraphDirectoryError, match="was replaced or removed"):
         topology_of(found)
     assert torch.equal(pyg_scale.open(tmp_path / "graph").edge_index, other.edge_index)
+
+
+@pytest.mark.parametrize("place", ["read_head", "graph_of", "check_lengths", "listdir"])
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_directory_that_is_replaced_while_it_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, times: int
+) -> None:
+    """The new one is opened: of the old one, files may be gone, or whole parts."""
+    path, old, new = tmp_path / "graph", everything(), graphs.hostile()
+    pyg_scale.save(old, path)
+    kept = pyg_scale.open(path) if place == "check_lengths" else None  # opened once more
+    owner: Any = {"graph_of": opening, "check_lengths": reader.GraphDirectory, "listdir": os}
+    owner = owner.get(place, reader)
+    real = getattr(owner, place)
+    left = times
+
+    def replacing(*args: Any) -> Any:
+        nonlocal left
+        if left:
+            left -= 1
+            with monkeypatch.context() as inner:
+                inner.setattr(owner, place, real)
+                pyg_scale.save(new, path, overwrite=True)
+        return real(*args)
+
+    monkeypatch.setattr(owner, place, replacing)
+    found = pyg_scale.open(path)
+    assert not left
+    assert_same_graph(found, new)
+    del kept
+
+
+def test_a_directory_that_is_damaged_is_opened_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = pyg_scale.save(everything(), tmp_path / "graph")
+    (path / "part-0/edges/edge_id.npy").unlink()
+    calls: list[Any] = []
+    real = reader.read_head
+    monkeypatch.setattr(reader, "read_head", lambda *args: calls.append(args) or real(*args))
+    with pytest.raises(pyg_scale.errors.GraphDirectoryError, match=r"edge_id.npy is missing"):
+        pyg_scale.open(path)
+    assert len(calls) == 1
 
 
 def test_under_inference_mode(tmp_path: Path) -> None:

@@ -109,13 +109,14 @@ class KeyIndex:
     Args:
         keys: ``int64`` ``[n]`` or text (dtype ``S``) ``[n]``, by row.
         name: Names a row.
+        place: Names a row without its table and column.
 
     Raises:
         ValueError: If a key is there twice; names both rows.
     """
 
-    def __init__(self, keys: Array, name: RowName) -> None:
-        self.keys, self._name = keys, name
+    def __init__(self, keys: Array, name: RowName, place: RowName = "row {}".format) -> None:
+        self.keys, self._name, self._place = keys, name, place
         self._first = 0
         self._table: Array | None = None
         self._sorted: Array | None = None
@@ -176,8 +177,8 @@ class KeyIndex:
 
     def _refuse(self, first: int, second: int) -> None:
         raise ValueError(
-            f"{self._name(second)} is the primary key {shown(self.keys[second])}, which row "
-            f"{first} has already: make keys unique"
+            f"{self._name(second)} is the primary key {shown(self.keys[second])}, which "
+            f"{self._place(first)} has already: make keys unique"
         )
 
     def rows(self, keys: Array) -> Array:

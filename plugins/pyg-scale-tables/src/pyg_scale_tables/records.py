@@ -7,7 +7,7 @@ import csv
 import io
 import mmap
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,13 @@ class Records(abc.ABC):
 
     Attributes:
         path: The file.
+        name: What errors call it.
         schema: Its columns.
         num_rows: Number of its rows.
     """
 
     path: Path
+    name: str
     schema: pa.Schema
     num_rows: int
 
@@ -48,6 +50,10 @@ class Records(abc.ABC):
         Raises:
             ValueError: If the file is damaged; names the row, and the column if it is one.
         """
+
+    def row_name(self, row: int) -> str:
+        """The name of a row in errors."""
+        return f"row {row} of {self.name}"
 
     def close(self) -> None:  # noqa: B027
         """Let go of the file."""
@@ -64,7 +70,7 @@ class ParquetRecords(Records):
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self.name = path, str(path)
         try:
             self._file = pq.ParquetFile(path, pre_buffer=False, buffer_size=_READ_AHEAD)
             self.schema = self._file.schema_arrow
@@ -133,7 +139,7 @@ class ArrowRecords(Records):
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self.name = path, str(path)
         with path.open("rb") as file:
             magic = file.read(6)
             if magic.startswith(b"FEA1"):
@@ -186,6 +192,22 @@ class ArrowRecords(Records):
         self._map.madvise(mmap.MADV_DONTNEED)  # unmapped once no reader refers to it
 
 
+class CopiedRecords(ArrowRecords):
+    """The copy of a text file, or of what a query gives. Errors name the original.
+
+    Args:
+        path: The copy.
+        name: What errors call the original. Its rows are counted from 1, as in other text files.
+    """
+
+    def __init__(self, path: Path, name: str) -> None:
+        super().__init__(path)
+        self.name = name
+
+    def row_name(self, row: int) -> str:
+        return f"row {row + 1} of {self.name}"
+
+
 class TableRecords:
     """The rows of a table: those of its files, one after the other.
 
@@ -208,14 +230,14 @@ class TableRecords:
         for column in first.schema:
             if column.name in self.columns:
                 raise ValueError(
-                    f"table {spec.name!r}: {first.path} has two columns {column.name!r}"
+                    f"table {spec.name!r}: {first.name} has two columns {column.name!r}"
                 )
             self.columns[column.name] = _plain(column.type)
         named = [spec.pkey, spec.time_col, *spec.fkeys, *spec.stypes, *spec.drop]
         for name in named:
             if name is not None and name not in self.columns:
                 raise ValueError(
-                    f"table {spec.name!r}: {first.path} has no column {name!r}, only "
+                    f"table {spec.name!r}: {first.name} has no column {name!r}, only "
                     f"{', '.join(self.columns)}"
                 )
         for other in files[1:]:
@@ -226,11 +248,11 @@ class TableRecords:
         found = {column.name: _plain(column.type) for column in other.schema}
         for name, kind in self.columns.items():
             if name not in found:
-                raise ValueError(f"table {self.spec.name!r}: {other.path} has no column {name!r}")
+                raise ValueError(f"table {self.spec.name!r}: {other.name} has no column {name!r}")
             if found[name] != kind:
                 raise ValueError(
                     f"table {self.spec.name!r}, column {name!r} changes its type: {kind} in "
-                    f"{first.path}, {found[name]} in {other.path}"
+                    f"{first.name}, {found[name]} in {other.name}"
                 )
 
     def batches(self, columns: Sequence[str], rows: int) -> Iterator[tuple[int, Any]]:
@@ -251,25 +273,39 @@ class TableRecords:
     def row_name(self, row: int, column: str | None = None) -> str:
         """The name of a row, and of a column, in errors."""
         what = f"table {self.spec.name!r}" + ("" if column is None else f", column {column!r}")
+        return f"{what}, {self.place(row)}"
+
+    def place(self, row: int) -> str:
+        """The file of a row, and its place there."""
         for file in self._files:
             if row < file.num_rows:
                 break
             row -= file.num_rows
-        return f"{what}, row {row} of {file.path}"
+        return file.row_name(row)
 
     def close(self) -> None:
         for file in self._files:
             file.close()
 
 
-def open_files(spec: TableSpec, files: Sequence[Path]) -> TableRecords:
+def open_files(
+    spec: TableSpec, files: Sequence[Path], originals: Mapping[Path, str] | None = None
+) -> TableRecords:
     """Open files that can be read again at little cost.
+
+    Args:
+        spec: The table.
+        files: Its files.
+        originals: Of those that are copies, what errors call the original.
 
     Raises:
         ValueError: If one is of another kind, damaged, or was cut short; names the table.
     """
     try:
-        opened = [_open(path) for path in files]
+        names = originals or {}
+        opened = [
+            CopiedRecords(path, names[path]) if path in names else _open(path) for path in files
+        ]
     except ValueError as error:
         raise ValueError(f"table {spec.name!r}: {error}") from None
     return TableRecords(spec, opened)

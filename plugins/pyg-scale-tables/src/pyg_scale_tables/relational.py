@@ -142,19 +142,21 @@ class RelationalReader(Reader):
 
     def _copied(self, spec: TableSpec, prefix: str, work: Workspace) -> TableRecords:
         """The rows of text files or a query, copied to files that are read again quickly."""
-        files = []
+        files, originals = [], {}
         if spec.query is not None:
             files.append(work.folder / f"{prefix}.arrow")
             step = partial(copy_query, spec, self.manifest, files[0], work.memory // 2)
             work.once(f"copy {spec.name}", step)
+            originals[files[0]] = "the result of its query"
         for number, path in enumerate(spec.files):
             if is_text(path):
                 files.append(work.folder / f"{prefix}-{number}.arrow")
+                originals[files[-1]] = str(path)
                 step = partial(copy_text, spec, path, files[-1])
                 work.once(f"copy {spec.name} {number}", step)
             else:
                 files.append(path)
-        return open_files(spec, files)
+        return open_files(spec, files, originals)
 
     def _read_keys(self, spec: TableSpec, file: Path, work: Workspace) -> bool:
         """Write the primary keys of a table; returns True if they are the numbers of its rows."""
@@ -166,7 +168,7 @@ class RelationalReader(Reader):
             name,
             lambda size: check_memory(4 * size, work.memory, self.manifest.path),
         )
-        index = KeyIndex(keys, name)  # refuses keys that are there twice
+        index = KeyIndex(keys, name, records.place)  # refuses keys that are there twice
         save_keys(file, keys)
         return index.is_positions
 
@@ -181,7 +183,8 @@ class RelationalReader(Reader):
             check_memory(4 * keys.nbytes, work.memory, self.manifest.path)
             while self._indexes and 8 * keys.nbytes + self._index_bytes() > work.memory:
                 del self._indexes[next(iter(self._indexes))]
-            self._indexes[table] = KeyIndex(keys, partial(records.row_name, column=spec.pkey))
+            name = partial(records.row_name, column=spec.pkey)
+            self._indexes[table] = KeyIndex(keys, name, records.place)
         return self._indexes[table]
 
     def _index_bytes(self) -> int:

@@ -40,7 +40,7 @@ class CsvTable(Table):
     skipped, and empty lines at the end. Columns are ``int64`` if the first 1,000 rows have only
     integers (``uint64`` if some need it), ``float64`` if they have only numbers, else text, which
     can only be used for ids. Integers with leading zeros, such as postcodes, are text, to keep them
-    distinct from those without.
+    distinct from those without. A field that is read must not be empty.
 
     Args:
         path: The file; decompressed while it is read if it ends in ``.gz``.
@@ -55,6 +55,7 @@ class CsvTable(Table):
     Raises:
         FileNotFoundError: If there is no such file.
         ValueError: If it is empty, or a header or a dtype is wrong.
+        TypeError: If ``dtypes`` is no mapping.
     """
 
     fast = False
@@ -87,6 +88,8 @@ class CsvTable(Table):
         # pyarrow splits at ASCII characters only; other lines are read as a whole
         self._is_split = self._delimiter == _WHITESPACE or not self._delimiter.isascii()
         self._start = 0
+        if dtypes is not None and not isinstance(dtypes, Mapping):
+            raise TypeError(f"dtypes must map names of columns to dtypes (got {dtypes!r})")
         self.columns = self._look(dict(dtypes or {}))
 
     def row_name(self, row: int) -> str:
@@ -177,6 +180,9 @@ class CsvTable(Table):
 
     def _array(self, name: str, values: Any, begin: int) -> Array:
         self._check_text(begin, values)
+        row = pc.index(values, "").as_py()
+        if row >= 0:
+            raise ValueError(f"{self.row_name(begin + row)} has no value in column {name!r}")
         dtype = self.columns[name].dtype
         if dtype == "text":
             return byte_strings(values)
@@ -427,7 +433,8 @@ def _fits(values: Any, dtype: str) -> bool:
 
 
 def _dtype(values: Any) -> str:
-    """The dtype of a column that begins with the given text."""
+    """The dtype of a column that begins with the given text, of which some may be missing."""
+    values = values.filter(pc.not_equal(values, ""))
     if len(values) == 0:
         return "int64"
     if _is_padded(values):
