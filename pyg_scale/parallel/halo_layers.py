@@ -184,11 +184,15 @@ class HaloLayers(GraphLayers):
         missing = {id(each): each for each in tensors if found[id(each)] is None}
         if not missing:
             return Extension([found[id(each)] for each in tensors])  # type: ignore[misc]
+        constant = [each for each in missing.values() if self.is_constant(each)]
+        if 0 < len(constant) < len(missing):  # kept for good, so exact and without a gradient
+            self._halo_of(node_type, constant, dim).whole()
+            return self._halo_of(node_type, tensors, dim)
         rows = [each.movedim(dim, 0) for each in missing.values()]
-        constant = all(self.is_constant(each) for each in missing.values())
         send = self._exchange.exactly if constant else self._exchange.extend
         coming = send(node_type, rows)
-        self._last = {}
+        if not constant:
+            self._last = {}
 
         def whole() -> list[Tensor]:
             for tensor, each in zip(missing.values(), coming.whole(), strict=True):

@@ -69,6 +69,13 @@ def test_further_models_are_those_of_the_whole_graph(
     assert found == [{}] * 3
 
 
+def test_what_never_changes_may_go_beside_what_does(
+    ranks: WaitingProcesses, tmp_path: Path
+) -> None:
+    path, names = models.write(tmp_path, "random"), list(models.BESIDE)
+    assert ranks.run(models.compare, path, "random", names, "halo", world_size=2) == [{}] * 2
+
+
 def test_models_of_typed_nodes_are_those_of_the_whole_graph(
     ranks: WaitingProcesses, tmp_path: Path
 ) -> None:
