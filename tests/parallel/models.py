@@ -120,6 +120,12 @@ class Beside(nn.Module):
         return self.last(self.conv(first, x, edge_index).tanh(), edge_index)
 
 
+BOTH_WAYS: dict[str, Callable[[], nn.Module]] = {
+    "both ways": lambda: last(pyg.DirGNNConv(pyg.SAGEConv(HIDDEN, HIDDEN))),
+    "both ways gcn": lambda: last(pyg.DirGNNConv(pyg.GCNConv(HIDDEN, HIDDEN))),
+}
+"""Models that also follow edges the other way."""
+
 BESIDE: dict[str, Callable[[], nn.Module]] = {
     "point": lambda: Beside(pyg.PointNetConv(nn.Linear(2 * CHANNELS, CHANNELS))),
     "fa": lambda: Beside(pyg.FAConv(CHANNELS)),
@@ -282,7 +288,11 @@ def inputs_of(name: str) -> tuple[str, ...]:
 def build(name: str, seed: int) -> nn.Module:
     """A model by name."""
     torch.manual_seed(seed)
-    make = OF_EDGES[name][0] if name in OF_EDGES else {**MODELS, **BY_HEAD, **MORE, **BESIDE}[name]
+    make = (
+        OF_EDGES[name][0]
+        if name in OF_EDGES
+        else {**MODELS, **BY_HEAD, **MORE, **BESIDE, **BOTH_WAYS}[name]
+    )
     return make().double()
 
 
