@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +17,8 @@ Key = str | tuple[str, ...]
 class Call(NamedTuple):
     """The arguments of a call by name, with defaults.
 
+    Of ``*args`` each has a name such as ``"args[0]"``; of ``**kwargs`` its own.
+
     Attributes:
         fixed: Those that are no tensors.
         tensors: Those that are, and those in dictionaries; see :func:`named`.
@@ -26,8 +30,8 @@ class Call(NamedTuple):
     keys: dict[str, list[Key]]
 
 
-def named(name: str, key: Key) -> str:
-    """The name of a tensor in a dictionary, such as ``"x_dict['paper']"``."""
+def named(name: str, key: Key | int) -> str:
+    """The name of a value in a dictionary, such as ``"x_dict['paper']"``, or of one of several."""
     return f"{name}[{key!r}]"
 
 
@@ -46,7 +50,7 @@ def bound_to(module: nn.Module, args: Any, kwargs: Any) -> Call:
     found = inspect.signature(module.forward).bind(*args, **kwargs)
     found.apply_defaults()
     call = Call({}, {}, {})
-    for name, value in found.arguments.items():
+    for name, value in _each(found):
         if isinstance(value, Tensor):
             call.tensors[name] = value
         elif isinstance(value, dict) and all(
@@ -62,6 +66,54 @@ def bound_to(module: nn.Module, args: Any, kwargs: Any) -> Call:
                 f"None (got {type(value).__name__}): 'ddp' takes anything"
             )
     return call
+
+
+def _each(bound: inspect.BoundArguments) -> Iterator[tuple[str, Any]]:
+    """The arguments of a call, those of variadic parameters one by one."""
+    parameters = bound.signature.parameters
+    for name, value in bound.arguments.items():
+        if parameters[name].kind is inspect.Parameter.VAR_POSITIONAL:
+            yield from ((named(name, place), each) for place, each in enumerate(value))
+        elif parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+            yield from value.items()
+        else:
+            yield name, value
+
+
+def by_parameter(
+    module: nn.Module, names: Iterable[str], value: Callable[[str], Any]
+) -> inspect.BoundArguments:
+    """The arguments of a call of a module, of those of a :class:`Call`.
+
+    Args:
+        module: The model.
+        names: Their names.
+        value: Gives the value of one.
+    """
+    signature = inspect.signature(module.forward)
+    left = dict.fromkeys(names)
+    found: OrderedDict[str, Any] = OrderedDict()
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            values: list[Any] = []
+            while (each := named(name, len(values))) in left:
+                del left[each]
+                values.append(value(each))
+            found[name] = tuple(values)
+        elif parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            found[name] = {each: value(each) for each in left}  # it is the last one
+        else:
+            del left[name]
+            found[name] = value(name)
+    return inspect.BoundArguments(signature, found)
+
+
+def names_of(described: Any) -> list[str]:
+    """The names of the arguments of :func:`described_by`."""
+    keys = keys_of(described)
+    inside = {named(name, key) for name, each in keys.items() for key in each}
+    tensors = [name for name in described["tensors"] if name not in inside]
+    return [*described["fixed"], *tensors, *keys]
 
 
 def _is_type(key: Any) -> bool:

@@ -24,7 +24,7 @@ from pyg_scale.parallel.compression import Compressor
 from pyg_scale.parallel.exchange import HaloExchange
 from pyg_scale.parallel.graph_module import GraphModule, SharedGraph
 from pyg_scale.parallel.halo_layers import HaloLayers
-from pyg_scale.parallel.layers import ends_of
+from pyg_scale.parallel.layers import called_of_pyg, ends_of, inside_convs
 from pyg_scale.parallel.peers import Alone, Peers
 from pyg_scale.parallel.shard import Shard, share, sizes_of, slice_of
 
@@ -48,6 +48,24 @@ BY_CHANNEL: tuple[Any, ...] = (
 
 BY_HEAD: tuple[Any, ...] = (pyg.GATConv, pyg.GATv2Conv, pyg.TransformerConv)
 """Layers whose heads attend each for itself."""
+
+_LOOPS = "let the graph have them, T.AddSelfLoops() before it is partitioned"
+_SUMS = "let the graph have its result, as an attribute of edges before it is partitioned (inputs=)"
+_DRAWS = "each rank would draw other edges for its channels"
+
+_BEYOND_OWN: dict[str, str] = {
+    "add_remaining_self_loops": _LOOPS,
+    "add_self_loops": _LOOPS,
+    "contains_isolated_nodes": _SUMS,
+    "degree": _SUMS,
+    "dropout_adj": _DRAWS,
+    "dropout_edge": _DRAWS,
+    "dropout_node": _DRAWS,
+    "dropout_path": _DRAWS,
+    "remove_isolated_nodes": _SUMS,
+    "scatter": _SUMS,
+}
+"""Functions whose results are not those of all nodes if there are rows of own ones, and why."""
 
 _AGGREGATIONS = ("add", "sum", "mean", "max", "min", "mul")
 
@@ -116,8 +134,11 @@ def check_channels(module: nn.Module, size: int) -> None:
     Raises:
         ValueError: If there is one; names it.
     """
+    within = inside_convs(module)
     for name, layer in module.named_modules():
         reason = _reason(layer, size) if isinstance(layer, MessagePassing) else ""
+        if not reason and size > 1 and layer not in within:
+            reason = _reason_of_calls(layer)
         if reason:
             raise ValueError(f"{type(layer).__name__} ({name or 'the model itself'}) {reason}")
 
@@ -133,6 +154,20 @@ def _reason(layer: Any, size: int) -> str:
         return "is not known to aggregate each channel for itself: use 'halo'"
     known = layer.aggr in _AGGREGATIONS
     return "" if known else f"has aggr={layer.aggr!r}, which 'halo' takes"
+
+
+def _reason_of_calls(layer: nn.Module) -> str:
+    """The reason why a module does not suit edges of all nodes with rows of own ones."""
+    beyond = called_of_pyg(layer) & _BEYOND_OWN.keys()
+    if isinstance(layer, MessagePassing):
+        beyond -= {"add_self_loops"}  # replaced by one that knows the number of nodes
+    if not beyond:
+        return ""
+    called = min(beyond)
+    return (
+        f"calls {called} on edges of all nodes, of which a rank has some rows: "
+        f"{_BEYOND_OWN[called]}, or use 'halo'"
+    )
 
 
 class FeatureLayers(HaloLayers):

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch_geometric.nn.conv import MessagePassing
 
 from pyg_scale.parallel.base import Parallel, differentiating
-from pyg_scale.parallel.calls import bound_to, described_by, smallest_like
+from pyg_scale.parallel.calls import bound_to, by_parameter, described_by, smallest_like
 from pyg_scale.parallel.mean import MeanModule
 from pyg_scale.parallel.peers import Peers
 from pyg_scale.parallel.replica import check_module, checked_seeds, functions_of
@@ -253,10 +253,11 @@ class ShardedModule(MeanModule):
 
     def _shadow(self, described: Any, grad: bool, training: bool) -> Tensor:
         """Compute a batch of two nodes, which counts for nothing; return a loss of 0."""
-        kwargs, was = smallest_like(described, self.peers.device), self.training
+        values, was = smallest_like(described, self.peers.device), self.training
+        call = by_parameter(self.module, values, values.__getitem__)
         self.train(training)
         with torch.set_grad_enabled(grad):
-            out = self._forward((), kwargs)
+            out = self._forward(call.args, call.kwargs)
             outs = list(out.values()) if isinstance(out, dict) else [out]
             loss: Tensor = torch.stack([each.sum() for each in outs]).sum() * 0.0
         self.train(was)

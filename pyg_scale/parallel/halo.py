@@ -26,7 +26,7 @@ from pyg_scale.parallel.inexact import (
     SampledExchange,
     StaleExchange,
 )
-from pyg_scale.parallel.layers import check_convs
+from pyg_scale.parallel.layers import check_convs, check_directions
 from pyg_scale.parallel.peers import Peers
 from pyg_scale.parallel.remat import RematLayers, is_sequential
 from pyg_scale.parallel.shard import Shard, share
@@ -87,6 +87,16 @@ class HaloParallel(SharedGraph):
 
     def check(self, module: nn.Module, peers: Peers, mesh: Any) -> None:
         super().check(module, peers, mesh)
+        self.check_layers(module, peers.size)
+
+    def check_layers(self, module: nn.Module, size: int) -> None:
+        """Refuse layers that do not suit the options, or a graph that ``size`` ranks divide.
+
+        Raises:
+            ValueError: If there is one; names it.
+        """
+        if size > 1:
+            check_directions(module)
         if self.boundary_sample < 1:
             check_convs(
                 module,

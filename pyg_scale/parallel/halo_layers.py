@@ -44,10 +44,11 @@ class HaloLayers(GraphLayers):
         self._exchange, self._is_hetero = exchange, None not in exchange.halos
         self._kept: dict[int, Tensor] = {}
         self._edge_types = {id(each): edge_type for edge_type, each in edges.items()}
-        self._within: list[EdgeType] = []
+        self._within: list[tuple[str, EdgeType]] = []
         self._last: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self._norms: dict[Any, tuple[Tensor, Tensor]] = {}
         self._splits: dict[int, tuple[Tensor, Split | None]] = {}
+        self._checked: dict[tuple[int, int], Tensor] = {}
 
     # The layer #############################################################################
 
@@ -65,7 +66,7 @@ class HaloLayers(GraphLayers):
                 f"{type(layer).__name__} is given other edges than those of the graph, so that the "
                 "types of its nodes are not known"
             )
-        self._within.append(known[0] if known else None)
+        self._within.append((type(layer).__name__, known[0] if known else None))
 
     def _leave(self, layer: Any, args: Any, out: Any) -> None:
         if self._within:
@@ -76,7 +77,7 @@ class HaloLayers(GraphLayers):
 
     @property
     def _types(self) -> tuple[NodeType, NodeType]:
-        edge_type = self._within[-1] if self._within else None
+        edge_type = self._within[-1][1] if self._within else None
         return (None, None) if edge_type is None else (edge_type[0], edge_type[2])
 
     # Where edges are followed ##############################################################
@@ -119,6 +120,7 @@ class HaloLayers(GraphLayers):
             on: Calls it with edges, from own rows of sources or all, and changed arguments.
             of_nodes: Whether the result has a row for each own node, or for each edge.
         """
+        self._check_ends(edge_index)
         rows = [value for value, _ in sources.values()]
         coming = self._halo_of(self._types[0], rows, layer.node_dim)
 
@@ -145,6 +147,24 @@ class HaloLayers(GraphLayers):
             return split.of_nodes(inner, outer, layer.node_dim)
         return split.of_edges(inner, outer)
 
+    def _check_ends(self, edge_index: Tensor) -> None:
+        """Refuse edges that end at nodes of other ranks; those of the graph and degrees do not."""
+        of_degrees = any(edges is edge_index for edges, _ in self._norms.values())
+        if id(edge_index) in self._edge_types or of_degrees:
+            return
+        key = id(edge_index), edge_index._version
+        if key in self._checked:
+            return
+        own = self._exchange.halos[self._types[1]].num_own
+        if edge_index.size(1) and int(edge_index[1].max()) >= own:
+            layer = self._within[-1][0] if self._within else "a layer"
+            raise ValueError(
+                f"{layer} is given edges that end at nodes of other ranks, as "
+                "edge_index.flip(0) does, and a rank has the in-edges of its own nodes: add the "
+                "edges the other way to the graph before it is partitioned, or use 'feature'"
+            )
+        self._checked[key] = edge_index
+
     def _split(self, edge_index: Tensor) -> Split | None:
         """Inner edges and others; ``None`` if there are no inner ones."""
         if id(edge_index) not in self._splits:
@@ -156,6 +176,7 @@ class HaloLayers(GraphLayers):
         """Keep those of edges that never change."""
         kept = {*self._edge_types, *(id(edges) for edges, _ in self._norms.values())}
         self._splits = {key: each for key, each in self._splits.items() if key in kept}
+        self._checked = {}
 
     def _sources(
         self, layer: Any, kwargs: dict[str, Any], names: list[str]
@@ -184,11 +205,15 @@ class HaloLayers(GraphLayers):
         missing = {id(each): each for each in tensors if found[id(each)] is None}
         if not missing:
             return Extension([found[id(each)] for each in tensors])  # type: ignore[misc]
+        constant = [each for each in missing.values() if self.is_constant(each)]
+        if 0 < len(constant) < len(missing):  # kept for good, so exact and without a gradient
+            self._halo_of(node_type, constant, dim).whole()
+            return self._halo_of(node_type, tensors, dim)
         rows = [each.movedim(dim, 0) for each in missing.values()]
-        constant = all(self.is_constant(each) for each in missing.values())
         send = self._exchange.exactly if constant else self._exchange.extend
         coming = send(node_type, rows)
-        self._last = {}
+        if not constant:
+            self._last = {}
 
         def whole() -> list[Tensor]:
             for tensor, each in zip(missing.values(), coming.whole(), strict=True):
@@ -232,6 +257,7 @@ class HaloLayers(GraphLayers):
         keeps = id(edge_index) in self._edge_types and edge_weight is None
         if keeps and key in self._norms:
             return self._norms[key]
+        self._check_ends(edge_index)
         halo = self._exchange.halos[self._types[1]]
         if add_self_loops:
             fill = 2.0 if improved else 1.0
@@ -248,4 +274,5 @@ class HaloLayers(GraphLayers):
         found = (edge_index, whole[src] * edge_weight * scale[dst])
         if keeps:
             self._norms[key] = found
+        self._checked[id(edge_index), edge_index._version] = edge_index
         return found

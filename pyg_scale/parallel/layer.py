@@ -225,7 +225,7 @@ class LayerModule(MeanModule):
     def _trace(self, key: str, described: Any) -> None:
         if key in self._programs:
             return
-        graph = traced(self.module, described["fixed"], keys_of(described))
+        graph = traced(self.module, described)
         if self._stages is None:
             self._stages = even_stages(self.module, graph, self.peers.size)
         size = self.peers.size

@@ -8,7 +8,9 @@ All other layers that look beyond are refused by name.
 
 from __future__ import annotations
 
+import dis
 import functools
+import sys
 import types
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -61,6 +63,18 @@ _OVER_NODES: tuple[type, ...] = (
 )
 """Normalisations over all nodes that have no form for ranks."""
 
+_OF_OUT_EDGES: dict[type, str] = {
+    pyg.DirGNNConv: (
+        "also follows edges the other way, and a rank has the in-edges of its nodes: use "
+        "'feature', or add the edges the other way to the graph before it is partitioned"
+    ),
+    pyg.HypergraphConv: (
+        "follows hyperedges, which are no nodes of a graph: let them be nodes of another type, "
+        "with a layer each way"
+    ),
+}
+"""Layers that need the out-edges of nodes, too, and the reason."""
+
 _OF_LAYERS = ("message", "aggregate", "message_and_aggregate", "update", "edge_update")
 
 
@@ -88,18 +102,35 @@ def check_module(module: nn.Module) -> None:
             )
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise ValueError("the model has no parameter that needs a gradient")
-    within = {
+    within = inside_convs(module)
+    for name, layer in module.named_modules():
+        what = f"{type(layer).__name__} ({name or 'the model itself'})"
+        reason = _reason(layer, layer in within)
+        if reason:
+            raise ValueError(f"{what} {reason}")
+
+
+def inside_convs(module: nn.Module) -> set[nn.Module]:
+    """The modules within layers that follow edges, which are not given edges."""
+    return {
         inner
         for layer in module.modules()
         if isinstance(layer, MessagePassing)
         for inner in layer.modules()
         if inner is not layer
     }
+
+
+def check_directions(module: nn.Module) -> None:
+    """Refuse layers that need out-edges of nodes, where a rank has the in-edges of its own.
+
+    Raises:
+        ValueError: If there is one; names it.
+    """
     for name, layer in module.named_modules():
-        what = f"{type(layer).__name__} ({name or 'the model itself'})"
-        reason = _reason(layer, layer in within)
-        if reason:
-            raise ValueError(f"{what} {reason}")
+        for kind, reason in _OF_OUT_EDGES.items():
+            if isinstance(layer, kind):
+                raise ValueError(f"{type(layer).__name__} ({name or 'the model itself'}) {reason}")
 
 
 def check_convs(module: nn.Module, suits: Callable[[Any], bool], reason: str) -> None:
@@ -129,7 +160,7 @@ def _reason(layer: nn.Module, is_within: bool) -> str:
     pools = type(layer).__module__.startswith("torch_geometric.nn.pool")
     if pools or isinstance(layer, pyg.Aggregation):
         return "pools nodes of all ranks: pool the outputs of own nodes after the model"
-    beyond = _named(type(layer), MessagePassing) & _OF_ALL_NODES
+    beyond = _named(type(layer), MessagePassing) & {*_OF_ALL_NODES, "gcn_norm", "get_laplacian"}
     if beyond and not type(layer).__module__.startswith("torch."):
         return f"calls {', '.join(sorted(beyond))}, which needs nodes of all ranks"
     return ""
@@ -181,6 +212,48 @@ def _methods(layer: type, base: type) -> Iterator[tuple[str, types.FunctionType]
 def _named(layer: type, base: type) -> set[str]:
     """Global names that the methods of a class use."""
     return {name for _, function in _methods(layer, base) for name in function.__code__.co_names}
+
+
+def called_of_pyg(layer: nn.Module) -> set[str]:
+    """Names of functions of PyG that the methods of a module use, if these are not PyG's."""
+    functions = [function for _, function in _methods(type(layer), MessagePassing)]
+    functions += [each for each in vars(layer).values() if isinstance(each, types.FunctionType)]
+    found: set[str] = set()
+    for function in functions:
+        if not _is_of_pyg(function):
+            found |= _called_of_pyg(function)
+        elif function in vars(layer).values():  # a step of `Sequential`
+            found.add(function.__name__)
+    return found
+
+
+def _called_of_pyg(function: types.FunctionType) -> set[str]:
+    """Names of functions of PyG that a function loads: globals, of modules, or imported in it."""
+    found: set[str] = set()
+    held: Any = None  # by the last instruction
+    for step in dis.get_instructions(function):
+        value: Any = None
+        if step.opname == "LOAD_GLOBAL":
+            held = value = function.__globals__.get(step.argval)
+        elif step.opname in ("LOAD_ATTR", "LOAD_METHOD"):  # a method of a tensor is none of PyG's
+            held = value = getattr(held, step.argval, None) if _is_module(held) else None
+        elif step.opname == "IMPORT_NAME":
+            held = sys.modules.get(step.argval)
+        elif step.opname == "IMPORT_FROM":
+            value = getattr(held, step.argval, None)
+        elif not step.opname.startswith("STORE"):  # of an imported name others may follow
+            held = None
+        if isinstance(value, types.FunctionType) and _is_of_pyg(value):
+            found.add(value.__name__)
+    return found
+
+
+def _is_module(value: Any) -> bool:
+    return isinstance(value, types.ModuleType)
+
+
+def _is_of_pyg(function: types.FunctionType) -> bool:
+    return (function.__module__ or "").startswith("torch_geometric.")
 
 
 class GraphLayers(ABC):

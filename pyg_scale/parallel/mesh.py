@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from pyg_scale.parallel.compression import Compression, compression_of
 from pyg_scale.parallel.feature import FeatureModule, check_channels
-from pyg_scale.parallel.graph_module import GraphModule
+from pyg_scale.parallel.graph_module import GraphModule, SharedGraph
 from pyg_scale.parallel.halo import HaloModule, HaloParallel
 from pyg_scale.parallel.peers import Alone, Peers
 from pyg_scale.parallel.shard import share
@@ -58,7 +58,8 @@ class MeshParallel(HaloParallel):
 
     def check(self, module: nn.Module, peers: Peers, mesh: Any) -> None:
         sizes = sizes_of_mesh(mesh, peers)
-        super().check(module, peers, None)
+        SharedGraph.check(self, module, peers, None)
+        self.check_layers(module, sizes["partition"])
         if sizes["feature"] > 1:
             check_channels(module, sizes["feature"])
             if self.remat:

@@ -6,7 +6,6 @@ from rank to rank. Inputs do not: a stage that uses an input has it from the ran
 
 from __future__ import annotations
 
-import inspect
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,7 +16,7 @@ from torch.nn import functional as F
 from torch_geometric import nn as pyg
 from torch_geometric.nn.conv import MessagePassing
 
-from pyg_scale.parallel.calls import Key, named
+from pyg_scale.parallel.calls import by_parameter, keys_of, named, names_of
 
 _WHOLE = ("aggr", "conv", "dense", "encoding", "kge", "norm", "pool", "unpool")
 
@@ -26,29 +25,43 @@ _BY_TYPE = (pyg.HeteroConv, pyg.HeteroDictLinear)
 
 
 class _Tracer(fx.Tracer):
-    """Traces a forward whose dictionaries have known keys.
+    """Traces a forward with known arguments.
 
     Args:
-        keys: The keys of arguments that are dictionaries.
+        described: The arguments, see :func:`~pyg_scale.parallel.calls.described_by`.
     """
 
-    def __init__(self, keys: Mapping[str, Sequence[Key]]) -> None:
+    def __init__(self, described: Any) -> None:
         super().__init__()
-        self._keys = keys
+        self._described, self._keys = described, keys_of(described)
 
     def create_args_for_root(
         self, root_fn: Any, is_module: bool, concrete_args: Any = None
     ) -> tuple[Any, list[Any]]:
-        """Give a dictionary a placeholder for each of its tensors."""
+        """Give each tensor a placeholder, also in dictionaries and of variadic parameters."""
+        own: Any = vars(self.root).get(
+            "forward"
+        )  # `Sequential` makes one for each of its instances
+        if getattr(own, "__self__", None) is self.root:
+            root_fn = own.__func__
         function, args = super().create_args_for_root(root_fn, is_module, concrete_args)
+        call = by_parameter(self.root, names_of(self._described), self._given)
         for place, arg in enumerate(args):
-            name = str(arg.node.target) if isinstance(arg, fx.Proxy) else ""
-            if name in self._keys:
-                args[place] = {
-                    key: self.create_proxy("placeholder", named(name, key), (), {})
-                    for key in self._keys[name]
-                }
+            name = str(arg.node.target).lstrip("*") if isinstance(arg, fx.Proxy) else ""
+            if name:
+                args[place] = call.arguments[name]
         return function, args
+
+    def _given(self, name: str) -> Any:
+        """The value of an argument while it is traced."""
+        if name in self._described["fixed"]:
+            return self._described["fixed"][name]
+        if name not in self._keys:
+            return self._placeholder(name)
+        return {key: self._placeholder(named(name, key)) for key in self._keys[name]}
+
+    def _placeholder(self, name: str) -> fx.Proxy:
+        return self.create_proxy("placeholder", name, (), {})
 
     def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         """Let the result of a layer of all types be a dictionary with known keys."""
@@ -81,24 +94,18 @@ class Crossing(NamedTuple):
     dtype: str
 
 
-def traced(
-    module: nn.Module, fixed: Mapping[str, Any], keys: Mapping[str, Sequence[Key]]
-) -> fx.Graph:
+def traced(module: nn.Module, described: Any) -> fx.Graph:
     """The forward of a module, with layers as single steps.
 
     Args:
         module: The module.
-        fixed: Arguments that are no tensors, by name.
-        keys: The keys of arguments that are dictionaries of tensors, by name.
+        described: The arguments, see :func:`~pyg_scale.parallel.calls.described_by`.
 
     Raises:
-        ValueError: If it cannot be traced, or takes any number of arguments.
+        ValueError: If it cannot be traced.
     """
-    kinds = {each.kind for each in inspect.signature(module.forward).parameters.values()}
-    if kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
-        raise ValueError("the forward of the model takes any number of arguments: name them all")
     try:
-        graph = _Tracer(keys).trace(module, dict(fixed))
+        graph = _Tracer(described).trace(module, dict(described["fixed"]))
     except (fx.proxy.TraceError, TypeError, RuntimeError, AssertionError) as error:
         raise ValueError(
             f"the forward of {type(module).__name__} cannot be cut into stages ({error}): it must "

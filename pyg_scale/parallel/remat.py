@@ -142,6 +142,7 @@ class RematLayers(HaloLayers):
 
     def _shared(self, layer: Any, edge_index: Tensor, rows: Rows) -> dict[str, Any]:
         """The arguments that all calls have."""
+        self._check_ends(edge_index)
         src, dst = (self._exchange.halos[each] for each in self._types)
         return {
             "layer": layer,

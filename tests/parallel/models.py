@@ -107,6 +107,31 @@ def last(conv: nn.Module, channels: int = HIDDEN) -> Stack:
     return model
 
 
+class Beside(nn.Module):
+    """Its first layer sends the graph's own features beside rows that need a gradient."""
+
+    def __init__(self, conv: nn.Module) -> None:
+        super().__init__()
+        self.into, self.conv = nn.Linear(CHANNELS, CHANNELS), conv
+        self.last = pyg.SAGEConv(CHANNELS, CLASSES)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        first = x if isinstance(self.conv, pyg.FAConv) else self.into(x)
+        return self.last(self.conv(first, x, edge_index).tanh(), edge_index)
+
+
+BOTH_WAYS: dict[str, Callable[[], nn.Module]] = {
+    "both ways": lambda: last(pyg.DirGNNConv(pyg.SAGEConv(HIDDEN, HIDDEN))),
+    "both ways gcn": lambda: last(pyg.DirGNNConv(pyg.GCNConv(HIDDEN, HIDDEN))),
+}
+"""Models that also follow edges the other way."""
+
+BESIDE: dict[str, Callable[[], nn.Module]] = {
+    "point": lambda: Beside(pyg.PointNetConv(nn.Linear(2 * CHANNELS, CHANNELS))),
+    "fa": lambda: Beside(pyg.FAConv(CHANNELS)),
+}
+"""Models that send what never changes in one call with what does."""
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "gcn": lambda: pair(pyg.GCNConv),
     "gcn improved": lambda: pair(pyg.GCNConv, improved=True, between=pyg.BatchNorm(HIDDEN)),
@@ -263,7 +288,11 @@ def inputs_of(name: str) -> tuple[str, ...]:
 def build(name: str, seed: int) -> nn.Module:
     """A model by name."""
     torch.manual_seed(seed)
-    make = OF_EDGES[name][0] if name in OF_EDGES else {**MODELS, **BY_HEAD, **MORE}[name]
+    make = (
+        OF_EDGES[name][0]
+        if name in OF_EDGES
+        else {**MODELS, **BY_HEAD, **MORE, **BESIDE, **BOTH_WAYS}[name]
+    )
     return make().double()
 
 

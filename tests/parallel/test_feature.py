@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch_geometric.nn as pyg
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch_geometric import utils
+from torch_geometric.utils import add_self_loops, degree
 
 import pyg_scale
 from pyg_scale import parallel
+from pyg_scale.parallel.mesh import DIMENSIONS
 from pyg_scale.testing.graph_parallel import opened
 from pyg_scale.testing.processes import WaitingProcesses
 from tests.parallel import models
@@ -31,6 +37,15 @@ def test_models_are_those_of_the_whole_graph(
 ) -> None:
     path, names = models.write(tmp_path, cut), [*BY_CHANNEL, *BY_HEAD]
     assert ranks.run(models.compare, path, cut, names, "feature", world_size=size) == [{}] * size
+
+
+@pytest.mark.parametrize(("method", "shape"), [("feature", ()), ("mesh", (1, 2, 1))])
+def test_edges_may_be_followed_the_other_way(
+    ranks: WaitingProcesses, tmp_path: Path, method: str, shape: tuple[int, ...]
+) -> None:
+    path, names = models.write(tmp_path, "random"), list(models.BOTH_WAYS)
+    found = ranks.run(models.compare, path, "random", names, method, False, shape, world_size=2)
+    assert found == [{}] * 2
 
 
 TYPED = ["sage", "max", "graph", "to_hetero", "gat heads", "gatv2", "transformer heads"]
@@ -82,9 +97,64 @@ def test_messages_do_not_depend_on_the_cut(ranks: WaitingProcesses, tmp_path: Pa
     ranks.run(count, models.write(tmp_path, "random"), world_size=3)
 
 
+class Changed(nn.Module):
+    """A layer on edges that its forward changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = pyg.SAGEConv(CHANNELS, CLASSES)
+
+
+class Looped(Changed):
+    def forward(self, x: Any, edge_index: Any) -> Any:
+        return self.conv(x, add_self_loops(edge_index, num_nodes=x.size(0))[0])
+
+
+class LoopedByModule(Changed):
+    def forward(self, x: Any, edge_index: Any) -> Any:
+        return self.conv(x, utils.add_remaining_self_loops(edge_index, num_nodes=x.size(0))[0])
+
+
+class Dropped(Changed):
+    def forward(self, x: Any, edge_index: Any) -> Any:
+        from torch_geometric.utils import dropout_edge
+
+        return self.conv(x, dropout_edge(edge_index, training=self.training)[0])
+
+
+class Scaled(Changed):
+    def forward(self, x: Any, edge_index: Any) -> Any:
+        return self.conv(x, edge_index) / degree(edge_index[1], x.size(0)).view(-1, 1)
+
+
+class Softmax(Changed):
+    """Methods of tensors that have the names of functions of PyG."""
+
+    def forward(self, x: Any, edge_index: Any) -> Any:
+        edge_index = utils.remove_self_loops(edge_index)[0]
+        out = self.conv(x, edge_index).softmax(dim=-1)
+        return out.scatter(1, out.argmax(1, keepdim=True), 1.0)
+
+
 def refuse(path: str) -> None:
     with opened(path) as graph:
+        parallel.wrap(Softmax().double(), "feature", graph=graph)()
+        mesh = init_device_mesh("cpu", (1, 2, 1), mesh_dim_names=DIMENSIONS)
+        with pytest.raises(ValueError, match=r"Looped .* calls add_self_loops"):
+            parallel.wrap(Looped(), "mesh", graph=graph, mesh=mesh)
+        stack = pyg.Sequential(
+            "x, edge_index",
+            [
+                (lambda edges: add_self_loops(edges)[0], "edge_index -> edge_index"),
+                (pyg.SAGEConv(CHANNELS, CLASSES), "x, edge_index -> x"),
+            ],
+        )
         for reason, model in (
+            (r"Looped \(the model itself\) calls add_self_loops .*T.AddSelfLoops", Looped()),
+            (r"LoopedByModule .* calls add_remaining_self_loops", LoopedByModule()),
+            (r"Dropped .* calls dropout_edge .* would draw other edges .*'halo'", Dropped()),
+            (r"Scaled .* calls degree .* attribute of edges .*'halo'", Scaled()),
+            (r"Sequential .* calls add_self_loops", stack),
             (r"GATConv .* has 3 heads, which 2 ranks do not divide: 'halo'", pyg.GATConv(5, 2, 3)),
             (r"GATConv .* has features of edges", pyg.GATConv(5, 2, 2, edge_dim=2)),
             (r"EdgeConv .* is not known .*'halo'", models.last(pyg.EdgeConv(pyg.Linear(8, 4)))),

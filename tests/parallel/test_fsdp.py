@@ -97,18 +97,26 @@ class Normed(torch.nn.Module):
         return self.last(self.norm(self.conv(x, edge_index)))
 
 
-def shadow() -> tuple[torch.Tensor, int]:
+class Variadic(Normed):
+    """Takes any number of arguments."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return super().forward(*args, **kwargs)
+
+
+def shadow(kind: type[Normed], by_name: bool) -> tuple[torch.Tensor, int]:
     """Rank 0 has one batch, and others more: its statistics are of what it had."""
     rank = dist.get_rank()
     torch.manual_seed(0)
-    model = parallel.wrap(Normed().double(), "fsdp")
+    model = parallel.wrap(kind().double(), "fsdp")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with model.join(optimizer):
         for step in range(1 + rank):
             batch = batch_of(rank, step, 4)
             optimizer.zero_grad()
-            out = model(batch.x, batch.edge_index)[:4]
-            model.backward(F.cross_entropy(out, batch.y), 4)
+            edges = {"edge_index": batch.edge_index}
+            out = model(batch.x, **edges) if by_name else model(batch.x, batch.edge_index)
+            model.backward(F.cross_entropy(out[:4], batch.y), 4)
             optimizer.step()
         if rank == 1:
             with torch.no_grad():  # an evaluation takes part, too
@@ -116,8 +124,13 @@ def shadow() -> tuple[torch.Tensor, int]:
     return model.module.last.weight.full_tensor(), int(model.module.norm.num_batches_tracked)
 
 
-def test_a_rank_without_batches_takes_part(ranks: WaitingProcesses) -> None:
-    (first, tracked), (second, _) = ranks.run(shadow, world_size=2)
+@pytest.mark.parametrize(
+    ("kind", "by_name"), [(Normed, False), (Variadic, False), (Variadic, True)]
+)
+def test_a_rank_without_batches_takes_part(
+    ranks: WaitingProcesses, kind: type[Normed], by_name: bool
+) -> None:
+    (first, tracked), (second, _) = ranks.run(shadow, kind, by_name, world_size=2)
     assert torch.equal(first, second)
     assert tracked == 1
 

@@ -11,6 +11,7 @@ import pytest
 import torch.distributed as dist
 import torch_geometric.nn as pyg
 from torch import nn
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import degree
 
 import pyg_scale
@@ -67,6 +68,13 @@ def test_further_models_are_those_of_the_whole_graph(
     path = models.write(tmp_path, "random")
     found = ranks.run(models.compare, path, "random", list(MORE), "halo", world_size=3)
     assert found == [{}] * 3
+
+
+def test_what_never_changes_may_go_beside_what_does(
+    ranks: WaitingProcesses, tmp_path: Path
+) -> None:
+    path, names = models.write(tmp_path, "random"), list(models.BESIDE)
+    assert ranks.run(models.compare, path, "random", names, "halo", world_size=2) == [{}] * 2
 
 
 def test_models_of_typed_nodes_are_those_of_the_whole_graph(
@@ -156,6 +164,46 @@ class Pools(nn.Module):
         return pyg.global_mean_pool(self.conv(x, edge_index), None)
 
 
+class Norms(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = pyg.GCNConv(CHANNELS, CLASSES, normalize=False)
+
+    def forward(self, x: Any, edge_index: Any) -> Any:
+        return self.conv(x, *gcn_norm(edge_index, num_nodes=x.size(0)))
+
+
+class Reversed(nn.Module):
+    """A layer that follows edges the other way."""
+
+    def __init__(self, conv: nn.Module) -> None:
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, x: Any, edge_index: Any) -> Any:
+        return self.conv(x, edge_index.flip(0))
+
+
+def reverse(path: str, conv: str, options: dict[str, Any]) -> None:
+    with opened(path) as graph:
+        model = Reversed(getattr(pyg, conv)(CHANNELS, CLASSES)).double()
+        model = parallel.wrap(model, "halo", graph=graph, **options)
+        reason = rf"{conv} is given edges that end at nodes of other ranks"
+        with pytest.raises((ValueError, CommError), match=reason):
+            model()
+
+
+@pytest.mark.parametrize(
+    ("conv", "options"),
+    [("SAGEConv", {}), ("GCNConv", {}), ("GATConv", {}), ("SAGEConv", {"remat": True})],
+    ids=str,
+)
+def test_edges_the_other_way_are_refused_on_all_ranks(
+    ranks: WaitingProcesses, tmp_path: Path, conv: str, options: dict[str, Any]
+) -> None:
+    ranks.run(reverse, models.write(tmp_path, "random"), conv, options, world_size=2)
+
+
 def refuse(path: str) -> None:
     def between(norm: nn.Module) -> nn.Module:
         return models.pair(pyg.SAGEConv, between=norm)
@@ -174,6 +222,9 @@ def refuse(path: str) -> None:
         (r"no parameter that needs a gradient", pyg.SAGEConv(2, 2).requires_grad_(False)),
         (r"Own .* has a propagate of its own", Stacked(Own())),
         (r"calls degree", Stacked(Degrees())),
+        (r"DirGNNConv \(conv\) also follows edges the other way", models.build("both ways", 0)),
+        (r"HypergraphConv \(first\) follows hyperedges", models.pair(pyg.HypergraphConv)),
+        (r"Norms .* calls gcn_norm", Norms()),
     ]
     with opened(path) as graph:
         for reason, model in refused:

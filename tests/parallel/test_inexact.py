@@ -88,13 +88,14 @@ def test_a_sample_is_right_in_the_mean(ranks: WaitingProcesses, path: str, share
 
 
 def stale(path: str, smoothing: float) -> list[dict[int, float]]:
-    """Errors of gradients by step without any change, of two models of three layers."""
+    """Errors of gradients by step without any change, of models of three layers or two."""
     found = []
     data, _, _ = models.graph("random")
     with opened(path) as graph:
-        for constant in (False, True):
+        for constant, name in ((False, ""), (True, ""), (True, "point")):
             torch.manual_seed(0)
-            net = pyg.GraphSAGE(CHANNELS, HIDDEN, 3, CLASSES).double()
+            net = models.build(name, 0) if name else pyg.GraphSAGE(CHANNELS, HIDDEN, 3, CLASSES)
+            net = net.double()
             out = net(data.x, data.edge_index)
             out.square().mean().backward()
             expected = [p.grad.clone() for p in net.parameters()]
@@ -117,7 +118,7 @@ def stale(path: str, smoothing: float) -> list[dict[int, float]]:
 
 def test_stale_rows_are_exact_after_twice_the_layers(ranks: WaitingProcesses, path: str) -> None:
     for found in ranks.run(stale, path, 0.0):
-        for errors, first in zip(found, (5, 4), strict=True):  # 2 L - 1, and 2 L - 2
+        for errors, first in zip(found, (5, 4, 4), strict=True):  # 2 L - 1, 2 L - 2, 2 L
             assert all(error > 1e-9 for step, error in errors.items() if step < first)
             assert all(error < 1e-12 for step, error in errors.items() if step >= first)
 
@@ -191,6 +192,28 @@ def test_fewer_bits_are_sent_and_errors_are_small(
     ranks: WaitingProcesses, path: str, bits: str
 ) -> None:
     ranks.run(quantized, path, bits)
+
+
+def beside(path: str, name: str, options: dict[str, Any]) -> float:
+    """The error of an evaluation after steps of training, of the graph's own features beside."""
+    data, _, _ = models.graph("random")
+    with opened(path) as graph:
+        model = parallel.wrap(models.build(name, 0), "halo", graph=graph, **options)
+        for _ in range(2):
+            out = model()
+            model.backward(out.square().mean(), len(out))
+            model.zero_grad()
+        with torch.no_grad():
+            whole = model.module(data.x, data.edge_index)[model.own_nodes]
+            return float((model.eval()() - whole).abs().max())
+
+
+@pytest.mark.parametrize("options", [{"quantize": "int8"}, {"stale": True}], ids=str)
+def test_what_is_kept_of_training_is_exact(
+    ranks: WaitingProcesses, path: str, options: dict[str, Any]
+) -> None:
+    for name in models.BESIDE:
+        assert max(ranks.run(beside, path, name, options)) < 1e-12
 
 
 # What is refused ###############################################################################

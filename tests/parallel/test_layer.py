@@ -72,7 +72,37 @@ class Relations(nn.Module):
         return x
 
 
-OF_EDGES = {"residual": "edge_attr", "relations": "edge_type"}
+class Variadic(nn.Module):
+    """Takes any number of arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.between = pyg.GATConv(FEATURES, 8, edge_dim=2), pyg.GCNConv(8, 8)
+        self.last = pyg.GCNConv(8, CLASSES)
+
+    def forward(self, x: Tensor, *of_edges: Any, scale: float = 1.0, **more: Any) -> Tensor:
+        x = self.first(x, *of_edges).tanh() * more.get("factor", scale)
+        return self.last(self.between(x, of_edges[0]).tanh(), of_edges[0])
+
+
+def sequential() -> nn.Module:
+    """A module with a forward of its own, where its class has that of another one."""
+    made = [
+        pyg.Sequential(
+            "x, edge_index",
+            [
+                (pyg.SAGEConv(FEATURES, 8), "x, edge_index -> hidden"),
+                nn.Tanh(),
+                (pyg.SAGEConv(8, 8), "hidden, edge_index -> hidden"),
+                (last, "hidden, edge_index -> out"),
+            ],
+        )
+        for last in (pyg.GCNConv(8, CLASSES), nn.Bilinear(8, 1, CLASSES))
+    ]
+    return made[0]
+
+
+OF_EDGES = {"variadic": "edge_attr", "residual": "edge_attr", "relations": "edge_type"}
 """The attribute of edges that a model takes."""
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
@@ -82,6 +112,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "residual": Residual,
     "twice": Twice,
     "relations": Relations,
+    "sequential": sequential,
+    "variadic": Variadic,
 }
 
 
@@ -279,6 +311,24 @@ def test_gradients_of_typed_nodes_are_those_of_one_process(
 
 
 # Micro-batches #################################################################################
+
+
+def call_with_any() -> None:
+    """Arguments by position and by name, which are tensors, numbers and ``None``."""
+    data = graph()
+    module = Variadic().double()
+    model = parallel.wrap(module, "layer")
+    for given, more in (
+        ((data.edge_index, data.edge_attr), {"scale": 2.0}),
+        ((data.edge_index, data.edge_attr, None), {"factor": data.x.new_full((1, 8), 3.0)}),
+    ):
+        with torch.no_grad():
+            out, expected = (each(data.x, *given, **more) for each in (model, module))
+        assert float((out - expected).abs().max()) < 1e-12
+
+
+def test_any_number_of_arguments(ranks: WaitingProcesses) -> None:
+    ranks.run(call_with_any, world_size=2)
 
 
 def several(number: int) -> None:
