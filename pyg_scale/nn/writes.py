@@ -1,4 +1,4 @@
-"""What a layer's own code changes in place, while rows of features are not gathered.
+"""Writes of a layer's own code to tensors, while rows of features are not gathered.
 
 Rows that are computed later must be what PyG would have computed at once. So a function that writes
 to a tensor first lets all rows be gathered that are computed from it. If the code cannot go on
