@@ -19,7 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pyg_scale.nn.edges import DESTINATION, SOURCE, Edges, gather
-from pyg_scale.nn.lifted import EdgeIndices, Lifted, broadcast
+from pyg_scale.nn.lifted import EdgeIndices, Lifted, by_rule
+from pyg_scale.nn.shapes import broadcast, leading
 from pyg_scale.ops import fused
 from pyg_scale.ops.edge_formula import (
     DTYPES,
@@ -75,7 +76,7 @@ class Elementwise(Lifted):
             cls, shape, dtype=like.dtype, device=like.device
         )
         made.edges, made.dim_of_edges, made.ends, made.weight = edges, 0, [None, None], None
-        made.row, made._value, made.tree, made.parts = None, None, tree, parts
+        made.row, made.viewed, made._value, made.tree, made.parts = None, None, None, tree, parts
         return made
 
     @property
@@ -83,41 +84,18 @@ class Elementwise(Lifted):
         """False."""
         return False
 
-    def gathered(self) -> Tensor:
-        """The rows, computed once in torch."""
-        if self._value is None:
-            self.edges.gathered = max(self.edges.gathered, self.numel())
-            if self.parts is None:
-                value = _computed(self.edges, self.tree, {}).expand(self.shape)
-            else:
-                rows = [p.gathered() if isinstance(p, Lifted) else p for p in self.parts]
-                value = torch.cat(rows, dim=-1)
-            self._value = value if value.is_contiguous() else value.contiguous()
-            self._made_at = self._value._version
-        return self._value
+    def computed(self) -> Tensor:
+        """The rows, computed in torch, in memory of their own."""
+        if self.parts is not None:
+            return torch.cat([p.gathered() if isinstance(p, Lifted) else p for p in self.parts], -1)
+        return _computed(self.edges, self.tree, {}).expand(self.shape)
 
-    @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Add a step if there is one for a function, else do as for features."""
-        first = args[0] if args else None
-        if isinstance(first, Elementwise):
-            if func is _REQUIRES_GRAD:
-                leaves = first.leaves()
-                return any(leaf.tensor.requires_grad for leaf in leaves)
-            if func in _NEW:
-                return func(first.leaves()[0].tensor, *args[1:], **(kwargs or {}))
-            if func in _VIEWS and [*args[1:]] not in ([first.shape], [*first.shape]):
-                first.edges.needed_by = first.edges.needed_by or getattr(func, "__name__", "")
-                return func(first.gathered(), *args[1:], **(kwargs or {}))
-        return super().__torch_function__(func, types, args, kwargs)
-
-    def leaves(self) -> list[Leaf]:
-        """The inputs."""
+    def reads(self) -> list[Tensor]:
+        """The tensors that the rows are computed from."""
         if self.parts is None:
-            return [*_leaves(self.tree)]
-        return [leaf for part in self.parts for leaf in _leaves(_tree(self.edges, part))]
+            return [leaf.tensor for leaf in _leaves(self.tree)]
+        parts = [p.reads() if isinstance(p, Lifted) else [p] for p in self.parts]
+        return [each for part in parts for each in part]
 
     def reduced(self, how: str, scale: float | Tensor = 1.0) -> Tensor | None:
         """The rows reduced at the destinations of edges; ``None`` if the compiled op cannot.
@@ -188,7 +166,7 @@ class _Inputs:
             if leaf.end == _CONSTANT:
                 shape = [*leaf.tensor.shape]
             shape = [1] * (len(self.row) - len(shape)) + shape
-            columns = _columns(shape, self.row)
+            columns = leading(shape, self.row)
             if columns is None:
                 return None
             if leaf.end == _CONSTANT:  # so that torch adds up the gradients of destinations
@@ -204,15 +182,6 @@ class _Inputs:
         """Minus one less the slot of a tensor that is the same for all edges, of a row or one."""
         slot = self.slot(Leaf(tensor, _CONSTANT))
         return 0 if slot is None else -1 - slot
-
-
-def _columns(shape: Sequence[int], row: Sequence[int]) -> int | None:
-    """The numbers of a row if each is that of as many places side by side, else ``None``."""
-    columns, k = 1, 0
-    while k < len(row) and shape[k] == row[k]:
-        columns *= row[k]
-        k += 1
-    return columns if all(size == 1 for size in shape[k:]) else None
 
 
 # Trees ####################################################################################
@@ -289,11 +258,11 @@ def elementwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     if torch.is_autocast_enabled(_device_type(args)):
         return None
     if func is torch.cat or func is torch.concat:
-        return _cat(*args, **kwargs)
+        return by_rule(_cat, args, kwargs)
     if func is F.linear:
-        return _linear(*args, **kwargs)
+        return by_rule(_linear, args, kwargs)
     if func in _ONE:
-        return _of_one(_ONE[func], *args, **kwargs)
+        return by_rule(_of_one, (_ONE[func], *args), kwargs)
     if func in _TWO and len(args) == 2 and not kwargs:
         code, is_turned = _TWO[func]
         return _of_two(code, *(reversed(args) if is_turned else args))
@@ -303,6 +272,10 @@ def elementwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     if func is F.dropout and not kwargs.get("inplace"):
         is_off = kwargs.get("training") is False or kwargs.get("p") == 0
         return args[0] if is_off and _usable(args[0]) else None
+    if func in _VIEWS and isinstance(args[0], Elementwise) and not args[0].is_changed:
+        return (
+            _same(args[0], args[0]) if [*args[1:]] in ([args[0].shape], [*args[0].shape]) else None
+        )
     return None
 
 
@@ -342,7 +315,8 @@ def _of_one(code: str, x: Any, *args: Any, **kwargs: Any) -> Any:
         inner = None if args or kwargs.get("inplace") else _unary("sigmoid", x)
         return None if inner is None else _of_two("mul", x, inner)
     if code == "pow":
-        return _of_two("mul", x, x) if args == (2,) and not kwargs else None
+        is_square = len(args) == 1 and isinstance(args[0], (int, float)) and args[0] == 2
+        return _of_two("mul", x, x) if is_square and not kwargs else None
     plain = {"inplace": False} if code == "leaky" else {"beta": 1, "threshold": 20}
     if code in ("leaky", "softplus"):
         names = [*plain]
@@ -415,7 +389,19 @@ def _of_two(code: str, a: Any, b: Any) -> Any:
 def _numbered(x: Any, code: str, number: float) -> Any:
     if not _usable(x):
         return None
-    return x if number == (0 if code == "add_number" else 1) else _unary(code, x, float(number))
+    if number != (0 if code == "add_number" else 1):
+        return _unary(code, x, float(number))
+    # The same numbers, but rows of their own: either may be changed in place.
+    if isinstance(x, Elementwise):
+        return _same(x)
+    return Lifted(x.edges, x.dim_of_edges, x.ends, x.weight) if x.is_product else None
+
+
+def _same(x: Elementwise, viewed: Lifted | None = None) -> Elementwise:
+    """The same steps again."""
+    made = Elementwise.of(x.edges, x.shape[1:], x, x.tree, x.parts)
+    made.viewed = viewed
+    return made
 
 
 def _operand(rows: Lifted, value: Any) -> Node | Leaf | None:
@@ -514,9 +500,7 @@ def _named(*names: str) -> list[Any]:
     return [getattr(space, name) for space in spaces for name in names if hasattr(space, name)]
 
 
-_REQUIRES_GRAD = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
-_NEW = {Tensor.new_zeros, Tensor.new_ones, Tensor.new_empty, Tensor.new_full}
-_VIEWS = {torch.reshape, Tensor.reshape, Tensor.view, torch.unsqueeze, Tensor.unsqueeze}
+_VIEWS = {torch.reshape, Tensor.reshape, Tensor.view}
 _ONE: dict[Any, str] = {
     **{
         func: name

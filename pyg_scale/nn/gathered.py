@@ -100,7 +100,7 @@ def propagate_gathered(
     node_dim, found = layer.node_dim, {**steps.defaults, **kwargs}
     try:
         for name, nodes, of_sources in steps.gathered:
-            row, features = j if of_sources else i, kwargs.get(nodes)
+            row, features = j if of_sources else i, kwargs[nodes]
             if isinstance(features, Tensor):
                 if sizes[row] is None:
                     sizes[row] = features.size(node_dim)
@@ -109,7 +109,7 @@ def propagate_gathered(
                 found[name] = features.index_select(node_dim, ends[row])
             else:
                 found[name] = _rows(node_dim, features, row, ends, sizes)
-    except (IndexError, RuntimeError) as error:
+    except (IndexError, KeyError, RuntimeError) as error:
         raise NotFused(SMALL) from error  # PyG says what is wrong
     index = ends[i]
     num_dst = sizes[i] if sizes[i] is not None else sizes[j]

@@ -31,6 +31,7 @@ from pyg_scale.nn.edges import (
     sum_edges,
 )
 from pyg_scale.nn.fallback import NotFused
+from pyg_scale.nn.shapes import aligned_with, leading, product_shape
 from pyg_scale.ops import fused
 from pyg_scale.ops.aggregate import FLOATS
 from pyg_scale.ops.lazy_rows import METADATA, LazyRows
@@ -47,6 +48,7 @@ class Lifted(Tensor):
         weight: A factor of as many dimensions, which has edges in ``dim``; ``None`` is 1.
         row: The shape of each row at the end, if it is another view of the product; edges are then
             in the first dimension.
+        viewed: The rows that these are a view of: gathered, both share their memory.
     """
 
     edges: Edges
@@ -54,6 +56,7 @@ class Lifted(Tensor):
     ends: list[Tensor | None]
     weight: Tensor | None
     row: tuple[int, ...] | None
+    viewed: Lifted | None
     _value: Tensor | None
     _made_at: int
 
@@ -65,41 +68,66 @@ class Lifted(Tensor):
         ends: Sequence[Tensor | None],
         weight: Tensor | None,
         row: tuple[int, ...] | None = None,
+        viewed: Lifted | None = None,
     ) -> Lifted:
         """See :class:`Lifted`."""
         features = next(end for end in ends if end is not None)
         if row is None:
-            shape = product_shape(edges, dim, ends, weight)
+            shape = product_shape(edges.num_edges, dim, ends, weight)
         else:
             shape = [edges.num_edges, *row]
         made: Lifted = Tensor._make_wrapper_subclass(
             cls, shape, dtype=features.dtype, device=features.device
         )
         made.edges, made.dim_of_edges, made.ends, made.weight = edges, dim, list(ends), weight
-        made.row = row
-        made._value = None
+        made.row, made.viewed, made._value = row, viewed, None
         return made
 
     def gathered(self) -> Tensor:
         """The rows, gathered once."""
         if self._value is None:
-            self.edges.gathered = max(self.edges.gathered, self.numel())
-            value: Tensor | None = None
-            for end, features in enumerate(self.ends):
-                if features is not None:
-                    rows = gather(self.edges, features, self.dim_of_edges, end)
-                    value = rows if value is None else value * rows
-            assert value is not None
-            if self.weight is not None:
-                value = value * self.weight
-            self._value = value.reshape(self.shape)
-            self._made_at = self._value._version
+            if self.viewed is not None:
+                value = self.viewed.gathered().view(self.shape)
+            else:
+                self.edges.gathered = max(self.edges.gathered, self.numel())
+                value = self.computed().contiguous()  # of which every view is one of its memory
+            self._value, self._made_at = value, _version(value)
         return self._value
+
+    def computed(self) -> Tensor:
+        """The rows, in memory of their own."""
+        value: Tensor | None = None
+        for end, features in enumerate(self.ends):
+            if features is not None:
+                rows = gather(self.edges, features, self.dim_of_edges, end)
+                value = rows if value is None else value * rows
+        assert value is not None
+        return value if self.weight is None else value * self.weight
+
+    def settle(self) -> None:
+        """Gather the rows now, for good: what they are computed from is about to change."""
+        with torch.set_grad_enabled(self.edges.grad_mode):
+            self.gathered()
+        self.whole()._made_at = -1
+
+    @property
+    def value(self) -> Tensor | None:
+        """The rows, if they are gathered."""
+        return self._value
+
+    def whole(self) -> Lifted:
+        """The rows that these are a view of; themselves if they are no view."""
+        return self if self.viewed is None else self.viewed.whole()
+
+    def reads(self) -> list[Tensor]:
+        """The tensors that the rows are computed from."""
+        return [each for each in (*self.ends, self.weight) if each is not None]
 
     @property
     def is_changed(self) -> bool:
-        """True if the gathered rows were changed in place since."""
-        return self._value is not None and self._value._version != self._made_at
+        """True if the rows are only what was gathered, such as those changed in place since."""
+        whole = self.whole()
+        return whole._value is not None and _version(whole._value) != whole._made_at
 
     @property
     def is_product(self) -> bool:
@@ -122,6 +150,10 @@ class Lifted(Tensor):
         raise NotFused(f"features of edges are read by {func}")
 
 
+def _version(rows: Tensor) -> int:
+    return 0 if rows.is_inference() else rows._version  # those have none
+
+
 class EdgeIndices(Tensor):
     """``edge_index`` of a call or one end of its edges, which knows the grouped edges."""
 
@@ -142,35 +174,6 @@ class EdgeIndices(Tensor):
         """Run a function of torch on grouped edges if there is a rule, else on the plain tensor."""
         with torch._C.DisableTorchFunctionSubclass():
             return _run(func, args, kwargs)
-
-
-def product_shape(
-    edges: Edges, dim: int, ends: Sequence[Tensor | None], weight: Tensor | None
-) -> list[int]:
-    """The shape of the product that the arguments of :class:`Lifted` describe."""
-    factors = [each.shape for each in (*ends, weight) if each is not None]
-    shape = [*factors[0]] if len(factors) == 1 else broadcast(factors, dim)
-    shape[dim] = edges.num_edges
-    return shape
-
-
-def broadcast(shapes: Sequence[Sequence[int]], but: int = -1) -> list[int]:
-    """The shape of a product of tensors of as many dimensions; it takes torch longer.
-
-    Args:
-        shapes: Their shapes.
-        but: A dimension in which they need not fit.
-
-    Raises:
-        RuntimeError: If they do not fit, as in torch.
-    """
-    made = []
-    for at, sizes in enumerate(zip(*shapes, strict=True)):
-        size = next((each for each in sizes if each != 1), 1)
-        if at != but and any(each not in (1, size) for each in sizes):
-            raise RuntimeError(f"tensors of shapes {[*map(list, shapes)]} cannot be multiplied")
-        made.append(size)
-    return made
 
 
 def lift(edges: Edges, features: Tensor, row: int) -> Tensor:
@@ -218,14 +221,14 @@ def reduce_lifted(message: Lifted, reduce: str) -> Tensor | None:
     if destination is not None and reduce not in ("sum", "mean"):
         return None
     dim, weight, graph = message.dim_of_edges, message.weight, message.edges.graph
-    shape = product_shape(message.edges, dim, message.ends, weight)
+    shape = product_shape(message.edges.num_edges, dim, message.ends, weight)
     row = shape[:dim] + shape[dim + 1 :]
     x = source.movedim(dim, 0).expand(-1, *row)
     if weight is None:
         x = x.reshape(x.size(0), math.prod(row))
     else:
         weight = weight.movedim(dim, 0)
-        heads = _heads(weight.shape[1:], row)
+        heads = leading(weight.shape[1:], row)
         if heads is None:
             return None
         weight = weight.reshape(-1, heads)
@@ -239,28 +242,20 @@ def reduce_lifted(message: Lifted, reduce: str) -> Tensor | None:
     return out if message.row is None else out.reshape(out.size(0), *message.row)
 
 
-def _heads(weight: Sequence[int], row: Sequence[int]) -> int | None:
-    """Number of heads if a weight has one number for each of the first dimensions of a row."""
-    heads, k = 1, 0
-    while k < len(row) and weight[k] == row[k]:
-        heads *= row[k]
-        k += 1
-    return heads if all(size == 1 for size in weight[k:]) else None
-
-
 def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
     """Run a function of torch by its rule, or else on plain tensors."""
     kwargs = kwargs or {}
-    for each in args:
+    operands = args[0] if args and isinstance(args[0], (list, tuple)) else args
+    for each in (*operands, *kwargs.values()) if kwargs else operands:
         if isinstance(each, Lifted) and each.edges.grad_mode != torch.is_grad_enabled():
             # Such as an autograd.Function, whose backward would not reach the nodes.
             raise NotFused("features of edges are read with gradients disabled")
     rule = _RULES.get(func)
     if rule is not None:
-        found = rule(*args, **kwargs)
+        found = by_rule(rule, args, kwargs)
         if found is not None:
             return found
-    for each in (args[0] if args and isinstance(args[0], (list, tuple)) else args)[:2]:
+    for each in operands[:2]:
         if isinstance(each, Lifted) and each.edges.other_rule is not None:
             found = each.edges.other_rule(func, args, kwargs)
             if found is not None:
@@ -280,6 +275,17 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any
 _NESTED = (list, tuple, dict)
 
 
+def by_rule(rule: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The result of a rule; ``None`` also if it lacks an argument, such as ``out``."""
+    try:
+        return rule(*args, **kwargs)
+    except TypeError as error:
+        trace = error.__traceback__
+        if trace is None or trace.tb_next is not None:  # raised in the rule
+            raise
+        return None
+
+
 # Rules of functions of features ###########################################################
 #
 # A rule returns the result of a function of torch, or None if the function needs plain tensors.
@@ -294,12 +300,12 @@ def _multiply(a: Any, b: Any) -> Any:
         return _product(a, b) if b.is_product else None
     if isinstance(b, (int, float)):
         return _scaled(a, b)
-    if not isinstance(b, Tensor) or torch.result_type(a, b) != a.dtype:
+    if not isinstance(b, Tensor) or torch.result_type(a.reads()[0], b) != a.dtype:
         return None
     factor = b if b.is_floating_point() else b.to(a.dtype)
     if factor.dim() == 0:
         return _scaled(a, factor)
-    aligned = _aligned(a, factor)
+    aligned = aligned_with(factor, a.shape)
     if aligned is None:
         return None
     if aligned.size(a.dim_of_edges) == 1:
@@ -357,17 +363,6 @@ def _on_nodes(a: Lifted, function: Callable[[Tensor], Tensor]) -> Lifted:
     return Lifted(a.edges, a.dim_of_edges, ends, a.weight)
 
 
-def _aligned(a: Lifted, b: Tensor) -> Tensor | None:
-    """A tensor with as many dimensions as ``a``, if a product of both has the shape of ``a``."""
-    missing = a.dim() - b.dim()
-    if missing < 0:
-        return None
-    shape = [1] * missing + [*b.shape]
-    if any(size not in (1, mine) for size, mine in zip(shape, a.shape, strict=True)):
-        return None
-    return b.view(shape) if missing else b
-
-
 def _features(a: Any) -> Tensor | None:
     """The features of nodes of one end, if the rows are these and nothing else."""
     if not isinstance(a, Lifted) or not a.is_product or a.weight is not None:
@@ -404,7 +399,12 @@ def _is_last(a: Any) -> bool:
 def _view(a: Any, *shape: Any) -> Any:
     if isinstance(a, EdgeIndices):
         return _spread(Tensor.view)(a, *shape)
-    if not isinstance(a, Lifted) or a.is_changed or a.dim_of_edges != 0:
+    if (
+        not isinstance(a, Lifted)
+        or a.is_changed
+        or a.dim_of_edges != 0
+        or not any(end is not None for end in a.ends)
+    ):
         return None
     sizes = list(shape[0]) if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else [*shape]
     row, size = a.numel() // max(a.edges.num_edges, 1), a.edges.num_edges
@@ -417,8 +417,9 @@ def _view(a: Any, *shape: Any) -> Any:
     if math.prod(rest) != row or min(rest, default=1) < 1:
         return None
     if _features(a) is not None:
-        return _on_nodes(a, lambda x: x.reshape(x.size(0), *rest))
-    return Lifted(a.edges, 0, a.ends, a.weight, tuple(rest))
+        ends = [None if end is None else end.reshape(end.size(0), *rest) for end in a.ends]
+        return Lifted(a.edges, 0, ends, None, viewed=a)
+    return Lifted(a.edges, 0, a.ends, a.weight, tuple(rest), a)
 
 
 def _unsqueeze(a: Any, dim: int) -> Any:
@@ -429,7 +430,7 @@ def _unsqueeze(a: Any, dim: int) -> Any:
         return None
     ends = [None if end is None else end.unsqueeze(at) for end in a.ends]
     weight = None if a.weight is None else a.weight.unsqueeze(at)
-    return Lifted(a.edges, a.dim_of_edges, ends, weight)
+    return Lifted(a.edges, a.dim_of_edges, ends, weight, viewed=a)
 
 
 def _sum(a: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
@@ -461,16 +462,15 @@ def _new(function: Callable[..., Any]) -> Callable[..., Any]:
     def rule(a: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(a, Lifted):
             return None
-        features = next(end for end in a.ends if end is not None)
-        return function(features, *args, **kwargs)
+        return function(a.reads()[0], *args, **kwargs)
 
     return rule
 
 
 def _requires_grad(a: Any) -> bool | None:
-    if not isinstance(a, Lifted):
+    if not isinstance(a, Lifted) or a.is_changed:
         return None
-    return any(each is not None and each.requires_grad for each in (*a.ends, a.weight))
+    return any(each.requires_grad for each in a.reads())
 
 
 # Rules of functions of the ends of edges ##################################################

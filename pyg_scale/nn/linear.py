@@ -17,7 +17,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch_geometric.nn.dense.linear import Linear
 
 from pyg_scale.nn.conv.base import untouched
-from pyg_scale.ops import library
+from pyg_scale.ops import fused, library
 from pyg_scale.ops.aggregate import FLOATS
 from pyg_scale.ops.nonzero_rows import nonzero_rows
 
@@ -79,7 +79,7 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.needs_input_grad
-        if torch.is_grad_enabled():  # to be differentiated again
+        if torch.is_grad_enabled() or fused.in_batches(grad):  # to be differentiated again
             return (
                 grad @ weight if of_x else None,
                 grad.t() @ x if of_weight else None,

@@ -33,7 +33,7 @@ from pyg_scale.nn.linear import is_start_of
 from pyg_scale.ops import library, memory
 from pyg_scale.ops.adjacency import Adjacency, recording
 from pyg_scale.ops.aggregate import aggregate, by_source
-from pyg_scale.ops.fused import is_eager
+from pyg_scale.ops.fused import in_batches, is_eager
 from pyg_scale.ops.lazy_rows import LazyRows
 from pyg_scale.ops.nonzero_rows import nonzero_rows
 from pyg_scale.ops.stored_rows import StoredRows
@@ -222,7 +222,10 @@ class _Mapped(torch.autograd.Function):
         own = src if dst is None else dst
         if dst is None and of_src is not None:
             of_src[: some.size(0)].addmm_(some, root)
-        if needed[1]:
+        if needed[1] and in_batches(grad):  # torch cannot write many to one tensor
+            rest = own.new_zeros(own.size(0) - some.size(0), own.size(1))
+            of_dst = torch.cat([some.mm(root), rest])
+        elif needed[1]:
             of_dst = memory.empty(own.shape, grad.dtype)
             torch.mm(some, root, out=of_dst[: some.size(0)])
             of_dst[some.size(0) :].zero_()
@@ -288,7 +291,8 @@ class _Own(torch.autograd.Function):
 
 def _with_gradient(grad: Tensor, call: _Call) -> tuple[Tensor, Tensor]:
     """The rows of a gradient up to the last one that is not zero, and those with in-edges."""
-    rows = nonzero_rows(grad) if grad.is_contiguous() else grad.size(0)
+    is_plain = grad.is_contiguous() and not in_batches(grad)
+    rows = nonzero_rows(grad) if is_plain else grad.size(0)
     some = _start(grad, rows)
     return some, _start(some, min(rows, call.graph.num_dst))
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch_geometric.nn.dense.linear import Linear
 
 from pyg_scale.nn.aggregation import LINEAR, REDUCTIONS
-from pyg_scale.nn.conv.base import untouched
+from pyg_scale.nn.conv.base import pair_of, untouched
 from pyg_scale.nn.fallback import SMALL, NotFused
 from pyg_scale.ops import fused, library
 from pyg_scale.ops.edge_sum import NORMS, edge_sum
@@ -54,7 +54,7 @@ def small(layer: Any, x: Any, edge_index: Any, size: tuple[int, int] | None = No
     Raises:
         NotFused: If the call is not covered.
     """
-    src, dst = (x, x) if isinstance(x, Tensor) else x
+    src, dst = pair_of(x)
     module = layer._modules["aggr_module"]
     how = REDUCTIONS.get(type(module))
     if (

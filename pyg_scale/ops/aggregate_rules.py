@@ -75,7 +75,7 @@ def differentiable(
     needed: Sequence[bool],
     grads: Sequence[Tensor],
 ) -> list[Tensor | None]:
-    """Compute gradients that can be differentiated again.
+    """Compute gradients by functions of torch; they can be differentiated again in grad mode.
 
     Args:
         meaning: The plain-torch meaning of an op, a function of ``inputs``.
@@ -84,11 +84,13 @@ def differentiable(
         grads: The gradients of its results.
     """
     # A separate tensor each: the same one may be passed as several inputs.
-    inputs = [t.view_as(t) if n and t is not None else t for t, n in zip(inputs, needed)]
-    outs = meaning(*inputs)
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        inputs = [t.view_as(t) if n and t is not None else t for t, n in zip(inputs, needed)]
+        outs = meaning(*inputs)
     wanted = [t for t, n in zip(inputs, needed) if n and t is not None]
     found = torch.autograd.grad(
-        outs, wanted, grads, create_graph=True, allow_unused=True, materialize_grads=True
+        outs, wanted, grads, create_graph=again, allow_unused=True, materialize_grads=True
     )
     made = iter(found)
     return [next(made) if n and t is not None else None for t, n in zip(inputs, needed)]

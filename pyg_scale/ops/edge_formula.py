@@ -484,7 +484,7 @@ class _Reduced(torch.autograd.Function):
         count = len(reduction.formula.ends)
         inputs, kept = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
         needed = ctx.needs_input_grad[2:]
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or fused.in_batches(grad):
             run = lambda *given: [_forward(graph, reduction, given, run_formula_plain)[0]]  # noqa: E731
             return None, None, *differentiable(run, inputs, needed, [grad])
         return None, None, *_gradients(graph, reduction, inputs, needed, grad, kept)

@@ -116,6 +116,15 @@ def is_eager() -> bool:
     return not torch.compiler.is_compiling() and (torch._C._functorch.maybe_current_level() is None)
 
 
+def in_batches(grad: Tensor) -> bool:
+    """Return True for a gradient that stands for many, as with ``is_grads_batched=True``.
+
+    Torch runs a backward pass once for all of them, if it has a rule for each op.
+    """
+    functorch = torch._C._functorch
+    return functorch.is_batchedtensor(grad) or functorch.is_legacy_batchedtensor(grad)
+
+
 @torch.compiler.assume_constant_result
 def _ready() -> bool:
     global _registered

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch_geometric.nn
 from torch import nn
 from torch.autograd import forward_ad
 
@@ -14,6 +15,7 @@ from pyg_scale.nn import (
     RGCNConv,
     SAGEConv,
     TransformerConv,
+    accelerate,
     fallbacks,
     forget_fallbacks,
 )
@@ -285,3 +287,34 @@ def _mean(x, edge_index):
 def _adj_t(edge_index):
     values = torch.ones(edge_index.size(1))
     return torch.sparse_coo_tensor(edge_index.flip(0), values, (100, 100)).coalesce()
+
+
+WRONG = {
+    "no features": lambda: (torch_geometric.nn.SAGEConv(4, 3), None, EDGES),
+    "no features, traced": lambda: (torch_geometric.nn.SimpleConv(), None, EDGES),
+    "one of a pair": lambda: (torch_geometric.nn.GraphConv(4, 3), (X,), EDGES),
+    "a list": lambda: (torch_geometric.nn.GCNConv(4, 3), X, EDGES.tolist()),
+    "an array": lambda: (torch_geometric.nn.GCNConv(4, 3), X, EDGES.numpy()),
+    "channels": lambda: (torch_geometric.nn.RGCNConv(6, 3, 2), X, EDGES, EDGES[0] * 0),
+}
+X, EDGES = torch.ones(5, 4), torch.tensor([[0, 1, 2], [1, 1, 0]])
+
+
+@pytest.mark.parametrize("min_work", [0, None])
+@pytest.mark.parametrize("name", WRONG)
+def test_errors_of_wrong_input_are_those_of_pyg(name, min_work):
+    layer, *given = WRONG[name]()
+    with pytest.raises(Exception) as expected:
+        layer(*given)
+    accelerate(layer, min_work=min_work)
+    with pytest.raises(type(expected.value)) as found:
+        layer(*given)
+    assert str(found.value) == str(expected.value)
+
+
+def test_a_wider_eps_promotes_the_features():
+    layer = torch_geometric.nn.GINConv(torch.nn.Linear(4, 3)).double()
+    right = layer(X, EDGES)
+    for min_work in (0, None):
+        accelerate(layer, min_work=min_work)
+        torch.testing.assert_close(layer(X, EDGES), right, rtol=1e-12, atol=1e-12)

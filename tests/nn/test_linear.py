@@ -102,3 +102,14 @@ def test_it_compiles_whole():
     given = operands(20, True, torch.float32)
     compiled = torch.compile(apply_weight, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(*given), F.linear(*given))
+
+
+@needs_kernels
+def test_many_gradients_at_once():
+    given = operands(30, True)
+    out, expected = apply_weight(*given), F.linear(*given)
+    many = torch.randn(3, *out.shape, generator=torch.Generator().manual_seed(1)).double()
+    found, right = (
+        torch.autograd.grad(y, given, many, is_grads_batched=True) for y in (out, expected)
+    )
+    torch.testing.assert_close(found, right, rtol=1e-12, atol=1e-12)

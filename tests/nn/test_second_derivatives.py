@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+import torch_geometric.nn
 
 from pyg_scale import nn
-from pyg_scale.nn import fallbacks
+from pyg_scale.nn import accelerate, fallbacks
 from pyg_scale.testing import graphs
 from tests.nn.oracle import distance, pair
 
@@ -55,3 +56,33 @@ def test_they_are_those_of_pyg(name):
     floor = max(float(g.norm()) for g in found[0]) / 10
     for mine, right in zip(found[1], found[0], strict=True):
         assert distance(mine, right, floor) < 1e-10
+
+
+MANY = {
+    "sage": lambda: torch_geometric.nn.SAGEConv(8, 2),
+    "graph": lambda: torch_geometric.nn.GraphConv(8, 2),
+    "gin": lambda: torch_geometric.nn.GINConv(torch.nn.Linear(8, 2)),
+    "steps": lambda: torch_geometric.nn.EdgeConv(torch.nn.Linear(16, 2)),
+    "two sets": lambda: torch_geometric.nn.SAGEConv((8, 8), 2),
+}
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_many_gradients_at_once(name, monkeypatch):
+    monkeypatch.setattr("pyg_scale.nn.linear._MIN_MACS", 0)
+    edge_index = graphs.hostile().edge_index
+    x = torch.randn(100, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    layer, x = MANY[name]().double(), x.requires_grad_()
+    if name == "two sets":
+        edge_index = torch.stack([edge_index[0], edge_index[1] % 30])
+    found = []
+    for _ in range(2):
+        out = layer((x, x[:30] * 1) if name == "two sets" else x, edge_index)
+        many = torch.randn(3, *out.shape, generator=torch.Generator().manual_seed(2)).double()
+        inputs = [x, *layer.parameters()]
+        found.append(torch.autograd.grad(out, inputs, many, is_grads_batched=True))
+        accelerate(layer)
+    assert not fallbacks(layer)
+    floor = max(float(g.norm()) for g in found[0]) / 10
+    for mine, right in zip(*found[::-1], strict=True):
+        assert not mine.requires_grad and distance(mine, right, floor) < 1e-10

@@ -369,3 +369,36 @@ def test_compiled_and_scripted_layers_are_those_of_pyg(x, edge_index, weight):
     assert reasons == {"torch.compile or a CUDA graph"}
     scripted = torch.jit.script(layer)
     assert distance(scripted(x, edge_index, weight), expected) < 1e-12
+
+
+class Missing(pyg.MessagePassing):
+    """A message asks for features that are not passed."""
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_j, norm_i=None):
+        return x_j
+
+
+class Number(pyg.MessagePassing):
+    """A message asks for rows of what are no features."""
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=x, k=3.0, m=(2.0, None))
+
+    def message(self, x_j, k_j=5.0, m_j=6.0):
+        return x_j if k_j is None and m_j is None else x_j * 7
+
+
+@pytest.mark.parametrize("min_work", [0, None])
+def test_arguments_of_nodes_that_are_no_tensors(x, edge_index, min_work, monkeypatch):
+    monkeypatch.setattr(FusedConv, "min_work", None)
+    theirs, ours = (Number(), Missing()), (Number(), Missing())
+    for each in ours:
+        accelerate(each, min_work=min_work)
+    assert distance(ours[0](x, edge_index), theirs[0](x, edge_index)) < 1e-10
+    assert not fallbacks(ours[0])
+    for each in (theirs[1], ours[1]):
+        with pytest.raises(NameError, match="norm"):
+            each(x, edge_index)

@@ -294,6 +294,19 @@ _FEATURES = (Tensor, torch.nn.Parameter, LazyRows)
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
+def pair_of(x: Any) -> Any:
+    """Features of sources and destinations: a pair as it is, the same tensor for both otherwise.
+
+    Raises:
+        NotFused: If they are neither.
+    """
+    if isinstance(x, Tensor):
+        return x, x
+    if not isinstance(x, (tuple, list)) or len(x) != 2:
+        raise NotFused(f"features are a {type(x).__name__}")
+    return x
+
+
 def check_features(*features: Tensor | None) -> None:
     """Accept only floating point matrices that fused ops support.
 

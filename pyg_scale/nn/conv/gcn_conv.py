@@ -92,6 +92,8 @@ class GCNConv(FusedConv, torch_geometric.nn.GCNConv):
             if value is not None and (value.dim() != 1 or value.dtype != x.dtype):
                 raise NotFused("the values of the sparse matrix do not fit the features")
             return graph, value
+        if not isinstance(edge_index, Tensor):
+            raise NotFused(f"edge_index is a {type(edge_index).__name__}")
         size = x.size(0)
         kept = self.normalize and (self.cached or self._cached_edge_index is not None)
         if isinstance(edge_index, EdgeIndex) and not {

@@ -6,7 +6,8 @@ from torch import Tensor
 from torch_geometric.typing import Adj, OptPairTensor, Size
 
 from pyg_scale.nn.aggregation import LINEAR, bipartite, reductions
-from pyg_scale.nn.conv.base import FusedConv, scriptable
+from pyg_scale.nn.conv.base import FusedConv, pair_of, scriptable
+from pyg_scale.nn.fallback import NotFused
 from pyg_scale.nn.mapped import summed_with_own
 from pyg_scale.nn.small import reduce_small, small
 
@@ -35,7 +36,8 @@ class GINConv(FusedConv, torch_geometric.nn.GINConv):
 
     def fused(self, x, edge_index, size=None):  # type: ignore[no-untyped-def]
         """See :meth:`FusedConv.fused`."""
-        src, dst = (x, x) if isinstance(x, Tensor) else x
+        src, dst = pair_of(x)
+        self._check_eps(src)
         how = reductions(self)
         graph, weight = bipartite(self, edge_index, (src, dst), None, size, sparse_values=False)
         out = summed_with_own(self, graph, (src, dst), weight, how, 1 + self.eps)
@@ -45,7 +47,13 @@ class GINConv(FusedConv, torch_geometric.nn.GINConv):
         """See :attr:`FusedConv.fused_small`."""
         call = small(self, x, edge_index, size)
         src, dst, eps = call.src, call.dst, self.eps
+        self._check_eps(src)
         if dst is src and call.how in LINEAR and not eps.requires_grad:
             return self.nn(reduce_small(call, own=1 + eps.item()))
         out = reduce_small(call)
         return self.nn(out if dst is None else out + (1 + eps) * dst)
+
+    def _check_eps(self, src):  # type: ignore[no-untyped-def]
+        """Accept only an ``eps`` that keeps the type of the features."""
+        if isinstance(src, Tensor) and torch.promote_types(self.eps.dtype, src.dtype) != src.dtype:
+            raise NotFused(f"eps is {self.eps.dtype}, the features are {src.dtype}")

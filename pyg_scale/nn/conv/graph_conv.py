@@ -6,7 +6,7 @@ from torch import Tensor
 from torch_geometric.typing import Adj, OptPairTensor, OptTensor, Size
 
 from pyg_scale.nn.aggregation import bipartite, reductions
-from pyg_scale.nn.conv.base import FusedConv, scriptable
+from pyg_scale.nn.conv.base import FusedConv, pair_of, scriptable
 from pyg_scale.nn.mapped import mapped_with_root
 from pyg_scale.nn.small import mapped_small, small, small_weight
 
@@ -39,7 +39,7 @@ class GraphConv(FusedConv, torch_geometric.nn.GraphConv):
 
     def fused(self, x, edge_index, edge_weight=None, size=None):  # type: ignore[no-untyped-def]
         """See :meth:`FusedConv.fused`."""
-        src, dst = (x, x) if isinstance(x, Tensor) else x
+        src, dst = pair_of(x)
         how = reductions(self)
         graph, weight = bipartite(
             self, edge_index, (src, dst), edge_weight, size, sparse_values=True

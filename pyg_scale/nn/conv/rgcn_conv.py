@@ -8,7 +8,7 @@ from torch import Tensor
 from torch_geometric.typing import Adj, OptTensor
 
 from pyg_scale.nn.aggregation import LINEAR, reductions
-from pyg_scale.nn.conv.base import FusedConv, check_features, scriptable
+from pyg_scale.nn.conv.base import FusedConv, check_features, pair_of, scriptable
 from pyg_scale.nn.fallback import RECORDED, SMALL, NotFused
 from pyg_scale.nn.graph import derived, edges_of, is_sparse
 from pyg_scale.nn.relations import group_relations, rows_of_relations
@@ -68,6 +68,7 @@ class RGCNConv(FusedConv, torch_geometric.nn.RGCNConv):
         check_features(dst)
         if dst is None or dst.dtype != call.src.dtype:
             raise NotFused(SMALL)
+        self._check_channels(call.src)
         rows = dst.size(0) * self.num_relations
         if rows > _DENSE * num_edges or call.how not in LINEAR:
             return self.fused(x, edge_index, edge_type)
@@ -106,7 +107,7 @@ class RGCNConv(FusedConv, torch_geometric.nn.RGCNConv):
         """See :meth:`FusedConv.fused`."""
         if recording():
             raise NotFused(f"{RECORDED}: the number of rows depends on the edges")
-        src, dst = x if isinstance(x, tuple) else (x, x)
+        src, dst = pair_of(x) if isinstance(x, tuple) else (x, x)
         if src is None:
             src = torch.arange(self.in_channels_l, device=self.weight.device)
             dst = src if dst is None else dst
@@ -167,6 +168,7 @@ class RGCNConv(FusedConv, torch_geometric.nn.RGCNConv):
             raise NotFused("features of one side only")
         if src.is_floating_point() and dst.is_floating_point():
             check_features(src, dst)
+            self._check_channels(src)
         elif src.dtype != torch.int64 or dst.dtype != torch.int64 or src.dim() != 1:
             raise NotFused(f"features are {src.dtype} and {dst.dtype}")
         elif self.num_blocks is not None:
@@ -174,6 +176,10 @@ class RGCNConv(FusedConv, torch_geometric.nn.RGCNConv):
         elif src.numel() and not 0 <= int(src.min()) <= int(src.max()) < self.in_channels_l:
             raise NotFused("indices of nodes that do not exist")
         self._check_types(edge_type, edge_index)
+
+    def _check_channels(self, src):  # type: ignore[no-untyped-def]
+        if src.size(1) != self.in_channels_l:
+            raise NotFused("features are not of shape [num_nodes, in_channels]")
 
     def _check_types(self, edge_type, edge_index):  # type: ignore[no-untyped-def]
         if edge_type is None or edge_type.shape != edge_index.shape[1:]:

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch_geometric.typing import Adj, OptPairTensor, Size
 
 from pyg_scale.nn.aggregation import bipartite, reductions
-from pyg_scale.nn.conv.base import FusedConv, observed, scriptable, unfusable, untouched
+from pyg_scale.nn.conv.base import FusedConv, observed, pair_of, scriptable, unfusable, untouched
 from pyg_scale.nn.linear import apply_linear
 from pyg_scale.nn.mapped import mapped_with_root
 from pyg_scale.nn.small import mapped_small, prepared_map, small
@@ -40,7 +40,7 @@ class SAGEConv(FusedConv, torch_geometric.nn.SAGEConv):
 
     def fused(self, x, edge_index, size=None):  # type: ignore[no-untyped-def]
         """See :meth:`FusedConv.fused`."""
-        src, dst = (x, x) if isinstance(x, Tensor) else x
+        src, dst = pair_of(x)
         how = reductions(self)
         graph, weight = bipartite(self, edge_index, (src, dst), None, size, sparse_values=False)
         if self.project:

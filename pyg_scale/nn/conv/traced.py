@@ -32,6 +32,7 @@ from pyg_scale.nn.gathered import Steps, propagate_gathered, steps_of
 from pyg_scale.nn.graph import is_sparse
 from pyg_scale.nn.lifted import EdgeIndices, Lifted, lift, reduce_lifted, rows
 from pyg_scale.nn.small import reduce_small, small, small_weight
+from pyg_scale.nn.writes import NotUndone, Writes
 from pyg_scale.ops.aggregate import FLOATS
 
 _OWN = ("_lift", "_collect", "_check_input", "_set_size", "_index_select")
@@ -95,9 +96,11 @@ class TracedConv(Made, FusedConv):
                 return _propagate(self, edge_index, size, kwargs)
             except NotFused as found:
                 reason = str(found)
-            except KernelsError:
+            except (KernelsError, NotUndone):
                 raise
-            except Exception as error:  # PyG's path raises it again if it is the caller's
+            except Exception as error:
+                # PyG's path raises it again if it is the caller's. What the message changed is
+                # undone, as code may need rows that no function of torch asks for: a script does.
                 reason = f"message raised {type(error).__name__} on features not gathered"
         record(self, reason)  # type: ignore[arg-type]
         if self.explain or self.decomposed_layers > 1:  # type: ignore[attr-defined]
@@ -269,7 +272,11 @@ def _propagate(layer: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) 
         edge_index = edge_index._data  # the inner tensor, one object while edge_index lives
     edges = Edges(edge_index, sizes, layer.flow, layer.node_dim)
     edges.other_rule = elementwise
+    _check_given(layer, kwargs)
     found = layer._collect(layer._user_args, EdgeIndices.of(edge_index, edges), sizes, kwargs)
+    for name in layer._user_args:
+        if name[-2:] in ("_i", "_j") and not isinstance(found[name], Tensor):
+            found[name] = None  # as in the code that PyG generates
     collect = layer.inspector.collect_param_data
     edges.group()  # refuses what is invalid before the layer's own code runs
     message, given = collect("message", found), collect("aggregate", found)
@@ -285,14 +292,31 @@ def _propagate(layer: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) 
 
     messages = Messages(layer, edges, message, given, compute, reduces)
     reason = messages.reason() if _is_by_destination(layer) else ""
-    if reason is None:
-        out = messages.sums()
-    else:
-        out = compute(layer, edges, message, given)
-        if edges.needed_by and 2 * edges.gathered > edges.widest:  # not for a number per head
-            record(layer, reason or _gathered(edges))
-            messages.forget()
-    return layer.update(out, **collect("update", found))
+    others = collect("update", found)
+    found.clear()
+    lazy = [] if reason is None else [*message.values(), *given.values(), *others.values()]
+    with Writes(layer, kwargs, lazy) as writes:
+        if reason is None:
+            out = messages.sums()
+        else:
+            out = compute(layer, edges, message, given)
+            if edges.needed_by and 2 * edges.gathered > edges.widest:  # not for a number per head
+                record(layer, reason or _gathered(edges))
+                messages.forget()
+        out = layer.update(out, **others)
+        if reason is not None:  # chunks are computed again for gradients
+            for each in (lazy, message, given, others):
+                each.clear()
+            writes.finish()
+            out = rows(out)  # of the layer's own aggregation
+    return out
+
+
+def _check_given(layer: Any, kwargs: dict[str, Any]) -> None:
+    """Refuse a call without the features of an argument of the layer's functions."""
+    for name in layer._user_args:
+        if name[-2:] in ("_i", "_j") and name[:-2] not in kwargs:
+            raise NotFused(f"{name[:-2]} is not passed to propagate")  # and PyG says so
 
 
 def _gathered(edges: Edges) -> str:
