@@ -55,5 +55,8 @@ class GINConv(FusedConv, torch_geometric.nn.GINConv):
 
     def _check_eps(self, src):  # type: ignore[no-untyped-def]
         """Accept only an ``eps`` that keeps the type of the features."""
-        if isinstance(src, Tensor) and torch.promote_types(self.eps.dtype, src.dtype) != src.dtype:
-            raise NotFused(f"eps is {self.eps.dtype}, the features are {src.dtype}")
+        kind = self.eps.dtype
+        if not isinstance(src, Tensor) or kind == src.dtype:
+            return
+        if torch.promote_types(kind, src.dtype) != src.dtype:
+            raise NotFused(f"eps is {kind}, the features are {src.dtype}")
