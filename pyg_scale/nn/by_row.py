@@ -4,7 +4,8 @@ Only then may its edges be cut into chunks. The layer's code runs once on a few 
 function of torch that touches them is looked at: functions of each row by itself are known here,
 and what edges of one destination do with each other goes through the index of destinations. Any
 other function, such as a batch norm, is the reason why a layer is not cut. No number that depends
-on an edge reaches Python without a function, so what was seen holds for all edges.
+on an edge reaches Python without a function, so what was seen holds for all edges. How many edges
+there are does reach it: a layer that asks for that has to give the same messages for fewer of them.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class Watch(TorchFunctionMode):
 
     Attributes:
         draws: True if rows had random numbers of their own.
+        counts: True if the number of edges was asked for.
         read: The tensors that were used without being given: what the message reads of its layer.
         width: The largest number of elements of a row that was made.
     """
@@ -43,7 +45,7 @@ class Watch(TorchFunctionMode):
     def __init__(self, rows: Iterable[Tensor], constants: Iterable[Tensor]) -> None:
         super().__init__()
         self._kinds: dict[int, tuple[str, Tensor]] = {}
-        self.draws = False
+        self.draws = self.counts = False
         self.width = 1
         self.read: list[Tensor] = []
         self._constants = {id(tensor): tensor for tensor in constants}
@@ -70,6 +72,8 @@ class Watch(TorchFunctionMode):
         """Run a function and remember what its results are."""
         kwargs = kwargs or {}
         if func in _ASKED:
+            of_edges = isinstance(args[0], EdgeIndices) or self.kind(args[0]) == ROW
+            self.counts = self.counts or (func in _COUNTING and of_edges)
             return func(*args, **kwargs)
         tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
         self._read(tensors)
@@ -238,6 +242,7 @@ _ASKED = frozenset(
         *_named("dim", "size", "numel", "is_floating_point", "is_complex", "__len__"),
     ]
 )
+_COUNTING = frozenset([Tensor.shape.__get__, *_named("size", "numel", "__len__")])  # type: ignore[attr-defined]
 _MAKING = _named("new_zeros", "new_ones", "new_empty", "new_full", "zeros", "ones")
 _EACH_ELEMENT = _named(
     *("abs", "neg", "exp", "expm1", "log", "log1p", "sqrt", "rsqrt", "square", "reciprocal", "erf"),

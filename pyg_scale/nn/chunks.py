@@ -41,6 +41,9 @@ _WIDE = 1 << 10
 _SEEN = 61
 """Number of edges on which a layer's code is watched."""
 
+_ALIKE = 2e-3
+"""The difference of messages, relative to the largest, that is due to rounding."""
+
 Arguments = dict[str, Any]
 Compute = Callable[[Any, Edges, Arguments, Arguments], Tensor]
 """Message and aggregation: from the layer, the edges and the arguments of both."""
@@ -172,7 +175,7 @@ class Messages:
         try:
             self.then = _copied(self.layer, copies)
             before = [_held(each) for each in copies.values()]
-            edges, given = self._watched()
+            edges, given = self._watched(_SEEN)
             rows_given = [v for each in given for v in each.values() if self._has_rows(v, edges)]
             with _nothing_drawn(), torch.random.fork_rng(devices=[]), torch.no_grad():
                 edges.grad_mode = False
@@ -182,15 +185,18 @@ class Messages:
                 if not self.reduces(out):
                     rows(out)
                 watch.check_draws()
-            if watch.kind(out) != "row":
-                return Proof("its messages are not rows of edges")
+                if watch.kind(out) != "row":
+                    return Proof("its messages are not rows of edges")
+                needed = 2 * edges.gathered > edges.num_edges * self.width
+                if needed and watch.counts and not watch.draws:
+                    self._check_counts(rows(out))
             after = [_held(each) for each in copies.values()]
             if not all(map(_are_same, before, after)):
                 return Proof("its message keeps something in the layer")
         except NotByRow as error:
             return Proof(f"rows of all edges, for {error}")
-        if 2 * edges.gathered <= edges.num_edges * self.width:
-            return Proof("")  # it needs no rows
+        if not needed:
+            return Proof("")
         self.read, self.draws = watch.read, watch.draws
         return Proof(None, watch.width)
 
@@ -200,13 +206,38 @@ class Messages:
             return False
         return value.dim() > 0 and value.size(0) == edges.num_edges
 
-    def _watched(self) -> tuple[Edges, list[Arguments]]:
+    def _check_counts(self, seen: Tensor) -> None:
+        """Refuse messages that change with the number of edges.
+
+        Args:
+            seen: The messages of the first edges.
+
+        Raises:
+            NotByRow: If fewer of them are others.
+        """
+        ends = self.edges.graph.indptr
+        whole = ends[(ends > 0) & (ends < len(seen))]  # edges of one destination stay together
+        if not whole.numel():
+            return
+        fewer = int(whole[(whole - len(seen) // 2).abs().argmin()])
+        edges, given = self._watched(fewer)
+        edges.grad_mode = False
+        found, seen = rows(self.then.message(**given[0])), seen[:fewer]
+        if found.shape == seen.shape:
+            exact = torch.promote_types(seen.dtype, torch.float64)
+            apart = (found.to(exact) - seen.to(exact)).abs().nan_to_num(0, 0, 0)
+            largest = seen.to(exact).abs().nan_to_num(0, 0, 0)
+            if not seen.numel() or bool(apart.max() <= _ALIKE * largest.max()):
+                return
+        raise NotByRow("the number of edges")
+
+    def _watched(self, end: int) -> tuple[Edges, list[Arguments]]:
         """The first edges, with features lifted, as they are in a call of all edges.
 
         Their sources are the only ones, so that it does not matter how many nodes there are.
         """
         graph = self.edges.graph
-        end = min(_SEEN, graph.num_edges)
+        end = min(end, graph.num_edges)
         last = int(torch.searchsorted(graph.indptr, end))
         indptr = graph.indptr[: last + 1].clamp(max=end)
         sources, indices = graph.indices[:end].unique(return_inverse=True)

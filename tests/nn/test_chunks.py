@@ -1,6 +1,7 @@
 """Messages in chunks: PyG's results, never a row for every edge, and what is not cut."""
 
 import copy
+import math
 import random
 from itertools import pairwise
 
@@ -367,6 +368,9 @@ NOT_BY_ROW = {
     "product": lambda layer, x_i, x_j: (x_i + x_j) @ (x_i + x_j).t() @ (x_i + x_j),
     "shift": lambda layer, x_i, x_j: (x_i + x_j)[1:].sum(0) + (x_i + x_j),
     "reshape": lambda layer, x_i, x_j: (x_i + x_j).t().reshape(x_j.shape),
+    "share": lambda layer, x_i, x_j: torch.cos(x_i + x_j) / x_j.size(0),
+    "factor": lambda layer, x_i, x_j: torch.cos(x_i + x_j) * (1.0 / len(x_j)),
+    "logarithm": lambda layer, x_i, x_j: torch.cos(x_i + x_j) + math.log(x_j.numel()),
 }
 
 
@@ -377,6 +381,17 @@ def test_functions_of_several_edges_are_not_cut(x, edge_index, name):
             return NOT_BY_ROW[name](self, x_i, x_j)
 
     compared(Mine(), (x, edge_index), reason="")
+
+
+def test_the_number_of_edges_may_be_a_size(x, edge_index):
+    """As most layers of several heads ask for it; their messages do not change with it."""
+
+    class Mine(Difference):
+        def message(self, x_i, x_j):
+            heads = torch.cos(x_i - x_j).view(x_j.size(0), 2, -1)
+            return (heads * 2).view(len(x_j), -1)
+
+    compared(Mine(), (x, edge_index))
 
 
 def test_batch_norm_sees_all_edges_once(x, edge_index):
