@@ -304,7 +304,7 @@ def test_bad_arguments_of_the_loader() -> None:
 def test_states_of_other_clusters_are_refused() -> None:
     """As many nodes and clusters, but others: nodes would be left out, or come twice."""
     state = ClusterLoader(clusters(), batch_size=2, seed=0).state_dict()
-    other = ClusterData(DATA, 5, log=False, method="random")
+    other = ClusterData(DATA, 7, log=False, method="random")
     with pytest.raises(ValueError, match="a loader with clusters="):
         ClusterLoader(other, batch_size=2, seed=0).load_state_dict(state)
 

@@ -334,7 +334,7 @@ def test_refused(case: Refused) -> None:
 def test_refused_options() -> None:
     with pytest.raises(ValueError, match="headroom must be 1 to 16"):
         Buckets(headroom=0.5)
-    with pytest.raises(TypeError, match="pairs of nodes and edges"):
+    with pytest.raises(TypeError, match="pairs of integers, nodes and edges"):
         Buckets(sizes=[5])  # type: ignore[list-item]
     with pytest.raises(ValueError, match="sizes must ascend"):
         Buckets(sizes=[(50, 60), (40, 70)])
