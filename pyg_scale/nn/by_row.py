@@ -72,7 +72,8 @@ class Watch(TorchFunctionMode):
         """Run a function and remember what its results are."""
         kwargs = kwargs or {}
         if func in _ASKED:
-            of_edges = isinstance(args[0], EdgeIndices) or self.kind(args[0]) == ROW
+            asked = args[0] if args else kwargs.get("input")
+            of_edges = isinstance(asked, EdgeIndices) or self.kind(asked) == ROW
             self.counts = self.counts or (func in _COUNTING and of_edges)
             return func(*args, **kwargs)
         tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]

@@ -175,7 +175,7 @@ class Messages:
         try:
             self.then = _copied(self.layer, copies)
             before = [_held(each) for each in copies.values()]
-            edges, given = self._watched(_SEEN)
+            edges, given = self._watched(self._first())
             rows_given = [v for each in given for v in each.values() if self._has_rows(v, edges)]
             with _nothing_drawn(), torch.random.fork_rng(devices=[]), torch.no_grad():
                 edges.grad_mode = False
@@ -189,7 +189,7 @@ class Messages:
                     return Proof("its messages are not rows of edges")
                 needed = 2 * edges.gathered > edges.num_edges * self.width
                 if needed and watch.counts and not watch.draws:
-                    self._check_counts(rows(out))
+                    self._check_counts(edges.graph.indptr, rows(out))
             after = [_held(each) for each in copies.values()]
             if not all(map(_are_same, before, after)):
                 return Proof("its message keeps something in the layer")
@@ -206,21 +206,21 @@ class Messages:
             return False
         return value.dim() > 0 and value.size(0) == edges.num_edges
 
-    def _check_counts(self, seen: Tensor) -> None:
+    def _check_counts(self, indptr: Tensor, seen: Tensor) -> None:
         """Refuse messages that change with the number of edges.
 
         Args:
-            seen: The messages of the first edges.
+            indptr: The pointers of the edges that were watched.
+            seen: Their messages.
 
         Raises:
             NotByRow: If fewer of them are others.
         """
-        ends = self.edges.graph.indptr
-        whole = ends[(ends > 0) & (ends < len(seen))]  # edges of one destination stay together
-        if not whole.numel():
+        whole = indptr[(indptr > 0) & (indptr < len(seen))]  # edges of a destination stay together
+        if not whole.numel():  # of the only destination, which cannot be cut
             return
         fewer = int(whole[(whole - len(seen) // 2).abs().argmin()])
-        edges, given = self._watched(fewer)
+        edges, given = self._watched(indptr[indptr <= fewer])
         edges.grad_mode = False
         found, seen = rows(self.then.message(**given[0])), seen[:fewer]
         if found.shape == seen.shape:
@@ -231,15 +231,21 @@ class Messages:
                 return
         raise NotByRow("the number of edges")
 
-    def _watched(self, end: int) -> tuple[Edges, list[Arguments]]:
-        """The first edges, with features lifted, as they are in a call of all edges.
+    def _first(self) -> Tensor:
+        """The pointers of the first edges; some are another destination's if all have one."""
+        graph = self.edges.graph
+        end = min(_SEEN, graph.num_edges)
+        last = int(torch.searchsorted(graph.indptr, end))
+        if last == 1 and graph.num_dst > 1:
+            return graph.indptr.new_tensor([0, end // 2, end])
+        return graph.indptr[: last + 1].clamp(max=end)
+
+    def _watched(self, indptr: Tensor) -> tuple[Edges, list[Arguments]]:
+        """Some first edges, with features lifted, as they are in a call of all edges.
 
         Their sources are the only ones, so that it does not matter how many nodes there are.
         """
-        graph = self.edges.graph
-        end = min(end, graph.num_edges)
-        last = int(torch.searchsorted(graph.indptr, end))
-        indptr = graph.indptr[: last + 1].clamp(max=end)
+        graph, end = self.edges.graph, int(indptr[-1])
         sources, indices = graph.indices[:end].unique(return_inverse=True)
         few = Adjacency.of_checked(indptr, indices.to(graph.indices.dtype), sources.numel())
         edges, given = self._part(few, 0, 0, sources=sources)

@@ -383,6 +383,17 @@ def test_functions_of_several_edges_are_not_cut(x, edge_index, name):
     compared(Mine(), (x, edge_index), reason="")
 
 
+def test_the_number_of_edges_is_seen_if_the_first_node_has_many(x):
+    """As in a dense graph: all edges that are watched are of one destination."""
+    edge_index = torch.stack([torch.randint(40, (200,)), torch.arange(200) // 100])
+
+    class Mine(Difference):
+        def message(self, x_i, x_j):
+            return torch.cos(x_i + x_j) / torch.numel(input=x_j)
+
+    compared(Mine(), (x[:40], edge_index), reason="the number of edges")
+
+
 def test_the_number_of_edges_may_be_a_size(x, edge_index):
     """As most layers of several heads ask for it; their messages do not change with it."""
 
