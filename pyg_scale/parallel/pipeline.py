@@ -39,9 +39,8 @@ class _Tracer(fx.Tracer):
         self, root_fn: Any, is_module: bool, concrete_args: Any = None
     ) -> tuple[Any, list[Any]]:
         """Give each tensor a placeholder, also in dictionaries and of variadic parameters."""
-        own: Any = vars(self.root).get(
-            "forward"
-        )  # `Sequential` makes one for each of its instances
+        # Every `Sequential` has one, and that of its class is the one that was made last.
+        own: Any = vars(self.root).get("forward")
         if getattr(own, "__self__", None) is self.root:
             root_fn = own.__func__
         function, args = super().create_args_for_root(root_fn, is_module, concrete_args)

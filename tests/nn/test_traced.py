@@ -12,7 +12,7 @@ from pyg_scale.nn import FusedConv, accelerate, fallbacks, restore
 from pyg_scale.nn.conv import traced as conv_traced
 from pyg_scale.nn.conv.traced import TracedConv, traced
 from pyg_scale.testing import graphs
-from tests.nn.oracle import distance, run
+from tests.nn.oracle import Square, distance, run
 
 AGGREGATIONS = ["sum", "mean", "max", "min", "mul", "var", "std", "softmax", "powermean", "median"]
 
@@ -82,17 +82,6 @@ class Changing(pyg.SimpleConv):
         x_j.mul_(edge_weight.view(-1, 1))
         x_j[:, 0] = 0
         return x_j * 3
-
-
-class Square(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x * x
-
-    @staticmethod
-    def backward(ctx, grad):
-        return 2 * ctx.saved_tensors[0] * grad
 
 
 class Custom(pyg.SimpleConv):

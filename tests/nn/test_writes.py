@@ -9,7 +9,7 @@ from torch import nn
 from torch_geometric.nn import MessagePassing
 
 from pyg_scale.nn import accelerate, chunks, fallbacks
-from tests.nn.oracle import distance
+from tests.nn.oracle import Square, distance
 
 NODES, EDGES, CHANNELS = 50, 400, 8
 
@@ -29,19 +29,6 @@ class Layer(MessagePassing):
 
     def message(self, x_j, e):
         return self.function(self, x_j, e)
-
-
-class Square(torch.autograd.Function):
-    """A function that asks for rows without a function of torch."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x * x
-
-    @staticmethod
-    def backward(ctx, grad):
-        return 2 * ctx.saved_tensors[0] * grad
 
 
 def outcome(layer, grad):
