@@ -259,8 +259,9 @@ def new_orders(path, graph, model, predictor, address):
         hours = [today + h * DAY // 24 for h in (2, 3, 5)]
         snapshot = order(path, customer, [0, 1, 2], hours)
         wait_until(lambda: predictor.stats()["snapshot"] >= snapshot, f"snapshot {snapshot}")
-        after = [ask(address, [customer], time) for time in (today, tomorrow)]
         wait_until(lambda: visitors.answered or visitors.error, "an answer")
+    # Alone in its batch again, as before: matrix products of other sizes round otherwise.
+    after = [ask(address, [customer], time) for time in (today, tomorrow)]
     print(f"customer {customer} ordered {len(hours)} times: snapshot {snapshot} of the graph")
     same(before[0], after[0], "the prediction as of today, before = after")
     chances = [float(torch.sigmoid(each)) for each in (before[1], after[1])]
