@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import Tensor
@@ -42,15 +42,9 @@ class Stats:
         self._rows: dict[str, int] = {}
         self._reads: dict[str, int] = {}
 
-    @contextlib.contextmanager
-    def stage(self, name: str) -> Iterator[None]:
+    def stage(self, name: str) -> AbstractContextManager[None]:
         """Counts the seconds spent within it."""
-        self.now = name
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.add_seconds(name, time.perf_counter() - start)
+        return _Stage(self, name)
 
     def add_seconds(self, name: str, seconds: float) -> None:
         self._seconds[name] = self._seconds.get(name, 0.0) + seconds
@@ -73,8 +67,12 @@ class Stats:
     def and_also(self, other: Stats) -> Stats:
         """The sum of two, as a new object."""
         found = Stats()
-        found.add(self)
-        found.add(other)
+        found.batches = self.batches + other.batches
+        found.in_consumer = self.in_consumer + other.in_consumer
+        found._seconds = _sum(self._seconds, other._seconds)
+        found._bytes = _sum(self._bytes, other._bytes)
+        found._rows = _sum(self._rows, other._rows)
+        found._reads = _sum(self._reads, other._reads)
         return found
 
     def as_dict(self) -> dict[str, Any]:
@@ -98,6 +96,29 @@ class Stats:
         stats = cls()
         stats.__dict__.update(found)
         return stats
+
+
+class _Stage:
+    """A stage of a batch: a generator's context would cost a small batch several times as much."""
+
+    __slots__ = ("_name", "_start", "_stats")
+
+    def __init__(self, stats: Stats, name: str) -> None:
+        self._stats, self._name = stats, name
+
+    def __enter__(self) -> None:
+        self._stats.now = self._name
+        self._start = time.perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        self._stats.add_seconds(self._name, time.perf_counter() - self._start)
+
+
+def _sum(first: dict[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    sums = first.copy()
+    if second:
+        _add(sums, second)
+    return sums
 
 
 def _add(sums: dict[str, Any], values: Mapping[str, Any]) -> None:
