@@ -339,6 +339,15 @@ def test_doctor_says_which_path_loaders_take(mode):
         assert "pyg-scale build" in kernels["fix"]
 
 
+def test_doctor_says_that_a_setting_is_wrong():
+    found = run("doctor", "--json", python=preloaded.python(), PYG_SCALE_KERNELS="off")
+    checks = json.loads(found.stdout)["checks"]
+    for name, who in (("kernels", "loaders"), ("convs", "layers")):
+        assert checks[name]["ok"] is False
+        assert checks[name]["detail"].startswith(f"{who} raise: PYG_SCALE_KERNELS must be one of")
+        assert checks[name]["fix"] == "unset PYG_SCALE_KERNELS"
+
+
 @pytest.mark.parametrize("how", ["broken", "missing"])
 def test_doctor_prints_without_torch_and_pyg(how, tmp_path):
     if how == "broken":

@@ -21,6 +21,9 @@ def convs() -> Check:
         return Check(False, "; ".join(failures), "pip uninstall the plugin, or fix it")
     if len(found) == 0:
         return Check(None, "there is no fused layer")
+    kernels = library.status()
+    if kernels["mode"] == "invalid":
+        return Check(False, f"layers raise: {kernels['reason']}", kernels["command"])
     counted = [
         f"{name}: {reason} ({number} calls)"
         for name, reasons in fallbacks().items()
@@ -36,7 +39,6 @@ def convs() -> Check:
     if broken:
         reason = next(iter(broken[""]))
         return Check(False, f"layers take PyG's path: {reason}", "report it, with this text")
-    kernels = library.status()
     path = "compiled" if kernels["loaded"] else "plain torch, no faster than PyG's"
     detail = f"{', '.join(names)}: {path}"
     if not kernels["loaded"] and not kernels["command"]:

@@ -129,15 +129,19 @@ def status() -> dict[str, Any]:
     """The state that :func:`compiled` would find; never raises.
 
     Returns:
-        ``mode`` (of ``PYG_SCALE_KERNELS``), ``path`` (of the library found, or ``None``),
-        ``loaded``, ``stale`` (compiled from other sources), ``reason`` (why it is not loaded, or
-        empty) and ``command`` (the remedy, or empty).
+        ``mode`` (of ``PYG_SCALE_KERNELS``, or ``"invalid"``), ``path`` (of the library found, or
+        ``None``), ``loaded``, ``stale`` (compiled from other sources), ``reason`` (why it is not
+        loaded, or empty) and ``command`` (the remedy, or empty).
     """
     state: dict[str, Any] = {"mode": "auto", "path": None, "loaded": False, "stale": False}
     try:
         state["mode"] = _mode()
     except ValueError as error:
-        return state | {"reason": str(error), "command": "unset PYG_SCALE_KERNELS"}
+        return state | {
+            "mode": "invalid",
+            "reason": str(error),
+            "command": "unset PYG_SCALE_KERNELS",
+        }
     if state["mode"] == "never":
         return state | {"reason": "PYG_SCALE_KERNELS=never forbids them", "command": ""}
     _library.load()

@@ -23,8 +23,8 @@ class MemoryFeatureStore(FeatureStore):
 
     A group is a node type, an edge type, or in a homogeneous graph ``None`` for nodes and
     ``(None, None)`` for edges. Arrays are kept without a copy, memory-mapped ones too. Rows are
-    read by tensors, arrays, slices or single numbers, from any number of threads: a write replaces
-    a tensor and never changes it in place.
+    read by tensors, slices or single numbers, from any number of threads: a write replaces a tensor
+    and never changes it in place.
 
     Example::
 

@@ -16,6 +16,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -117,8 +118,46 @@ def test_values_of_any_kind(tmp_path):
                 recorder.log(loss=torch.ones(2))
             with pytest.raises(TypeError, match="name must be a number"):
                 recorder.log(name="sage")
+            with pytest.raises(TypeError, match="loss must be a number.*complex64"):
+                recorder.log(loss=torch.ones(1, dtype=torch.complex64))
+            with pytest.raises(TypeError, match="loss must be a number.*on meta"):
+                recorder.log(loss=torch.ones(1, device="meta"))
     values = [step.values for step in read_run(tmp_path).ranks[0].steps]
     assert math.isnan(values[0]["loss"]) and values[1] == {"loss": 2, "rate": math.inf, "count": 3}
+
+
+@pytest.mark.parametrize(
+    ("value", "read"),
+    [
+        (True, 1),
+        (np.bool_(False), 0),
+        (torch.tensor(True), 1),
+        (1e30, 1e30),
+        (torch.tensor(-1e20), float(torch.tensor(-1e20))),
+        (torch.tensor(2**62), 2.0**62),
+        (10**30, 1e30),
+        (-(10**400), -math.inf),
+        (np.float32(0.5), 0.5),
+    ],
+)
+def test_values_of_any_size_can_be_reported(tmp_path, value, read):
+    with Recorder(tmp_path) as recorder:
+        for _ in recorder(range(2)):
+            recorder.log(value=value)
+    assert [step.values["value"] for step in read_run(tmp_path).ranks[0].steps] == [read, read]
+    assert main(["report", str(tmp_path)]) == 0
+
+
+def test_a_value_that_cannot_be_read_loses_its_line_alone(tmp_path):
+    recorder = Recorder(tmp_path)
+    for number in recorder(range(3)):
+        recorder.log(number=number)
+        if number == 1:
+            recorder._values["number"] = torch.ones(1, device="meta")
+    with pytest.warns(RuntimeWarning, match="a line of the recording is left out"):
+        recorder.close()
+    steps = read_run(tmp_path).ranks[0].steps
+    assert [step.values["number"] for step in steps] == [0, 2]
 
 
 def loader_of(**options):

@@ -49,7 +49,7 @@ def kernels() -> Check:
     status = library.status()
     if status["loaded"]:
         return Check(True, f"loaders take the native path: {status['path']}")
-    if status["mode"] == "require":
+    if status["mode"] in ("require", "invalid"):
         return Check(False, f"loaders raise: {status['reason']}", status["command"])
     broken = status["stale"] or bool(status["path"])  # it exists, but is unusable
     return Check(

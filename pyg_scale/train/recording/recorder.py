@@ -9,11 +9,12 @@ import socket
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from numbers import Real
 from pathlib import Path
 from typing import IO, Any, Protocol, runtime_checkable
 
+import numpy as np
 import psutil
 import torch
 from torch import Tensor
@@ -155,18 +156,13 @@ class Recorder:
         A tensor is read when its line is written, so that nothing waits for a device now.
 
         Args:
-            **values: Numbers, or tensors of one number.
+            **values: Numbers, or tensors of one number; True is 1.
 
         Raises:
-            TypeError: If one is something else.
+            TypeError: If one is something else, also a complex number or a tensor without data.
         """
-        for name, value in values.items():
-            one = value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, Real)
-            if not one:
-                raise TypeError(
-                    f"{name} must be a number or a tensor of one (got {type(value).__name__})"
-                )
-            self._values[name] = value.detach() if isinstance(value, Tensor) else value
+        checked = {name: _checked(name, value) for name, value in values.items()}
+        self._values.update(checked)
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
@@ -210,8 +206,12 @@ class Recorder:
         self._flushed = self._clock()
         if self._out is None or not lines:
             return
+        texts = []
+        for line in lines:
+            with self._forgiving("a line of the recording is left out"):
+                texts.append(f"{self._json(line)}\n")
         with self._forgiving(f"the run is no longer recorded in {self.path}", self._out):
-            self._out.write("".join(f"{self._json(line)}\n" for line in lines).encode())
+            self._out.write("".join(texts).encode())
             self._out.flush()
             if not os.path.exists(self._out.name):  # the system goes on with a file without name
                 raise FileNotFoundError(f"{self._out.name} was removed")
@@ -244,6 +244,8 @@ class Recorder:
                 self._sinks.remove(broken)
             if broken is not None and broken is self._out:
                 self._out = None
+                with suppress(OSError):  # it may try to write once more
+                    broken.close()
 
     def close(self) -> None:
         """Write what is left; may be called again."""
@@ -281,6 +283,29 @@ def _device(model: Any) -> str:
     return next((parameter.device.type for parameter in parameters), "cpu")
 
 
+def _checked(name: str, value: Any) -> Any:
+    """A value that can be written down: a number, or a tensor of one that is read later.
+
+    Raises:
+        TypeError: If it is neither.
+    """
+    if isinstance(value, Tensor):
+        if value.numel() == 1 and not value.is_complex() and not value.is_meta:
+            return value.detach()
+        got = f"a tensor of shape {list(value.shape)}, {value.dtype}, on {value.device}"
+    elif isinstance(value, bool | np.bool_):
+        return int(value)
+    elif isinstance(value, Real):
+        try:
+            number = float(value)
+        except OverflowError:
+            return math.inf if value > 0 else -math.inf
+        return value if type(value) is int else number
+    else:
+        got = type(value).__name__
+    raise TypeError(f"{name} must be a number or a tensor of one (got {got})")
+
+
 def _plain(value: Any) -> Any:
     kind = type(value)  # a recorder looks at twenty values a step, and nearly all are of these
     if kind is float:
@@ -291,6 +316,8 @@ def _plain(value: Any) -> Any:
         return {name: _plain(each) for name, each in value.items()}
     if isinstance(value, Tensor):
         value = value.item()
+    if isinstance(value, bool):
+        return int(value)
     return value if isinstance(value, str | int) else _rounded(float(value))
 
 

@@ -291,5 +291,13 @@ def _step(line: _Line) -> Step:
 
 
 def _value(line: _Line, name: str) -> float:
-    word = line.found[name]
-    return _WORDS[word] if isinstance(word, str) and word in _WORDS else line.number(name)
+    """What a user noted, which may be of any size, as a loss that diverges is."""
+    found = line.found[name]
+    if isinstance(found, str) and found in _WORDS:
+        return _WORDS[found]
+    if not isinstance(found, int | float):
+        raise _Wrong(line.line, f"has no number {name!r}")
+    try:
+        return float(found)
+    except OverflowError:
+        return math.copysign(math.inf, found)
