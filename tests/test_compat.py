@@ -483,3 +483,16 @@ def test_node2vec_tells_classes_apart(data_dir, installed):
     chance = torch.bincount(real.y).max() / real.num_nodes
     accuracy = float(right.float().mean())
     assert chance < 0.35 and accuracy > 0.6
+
+
+def test_integer_times_are_not_rounded(hetero, installed):
+    hetero["item"].time = torch.rand(25)
+    seeds, late = ("item", torch.tensor([0])), torch.tensor([2**53 + 1])
+    hetero["user"].time = late.expand(40)
+    loader = pyg_loader.NeighborLoader(hetero, [2], seeds, time_attr="time")
+    with pytest.raises(ValueError, match="times of nodes of 'user': the integer"):
+        next(iter(loader))
+    hetero["user"].time = torch.rand(40)
+    loader = pyg_loader.NeighborLoader(hetero, [2], seeds, late, time_attr="time")
+    with pytest.raises(ValueError, match="input_time .*: the integer"):
+        next(iter(loader))

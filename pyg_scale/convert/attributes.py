@@ -162,7 +162,7 @@ def copy_times(rows: RowStream, file: Path, float_time: bool) -> None:
     """Copy the times of nodes, as integers in the same order.
 
     Raises:
-        ValueError: If one is NaN; names the row.
+        ValueError: If one is NaN, which names the row, or an integer that ``float64`` rounds.
     """
     with ArrayWriter(file, "int64", (rows.size,), fresh=True) as writer:
         for at, chunk in rows.chunks(0, 1 << 17):
@@ -170,7 +170,7 @@ def copy_times(rows: RowStream, file: Path, float_time: bool) -> None:
             if time.is_floating_point() and bool(time.isnan().any()):
                 first = at + int(time.isnan().nonzero()[0])
                 raise ValueError(f"{rows.what}, row {first}, is NaN: give every node a time")
-            writer.write(at, sortable_time(time.to(torch.float64) if float_time else time))
+            writer.write(at, sortable_time(time, float_time, rows.what))
         writer.sync()
 
 

@@ -210,8 +210,9 @@ def scatter(
                     "src": grouped.src.numpy(),
                     "offset": order.numpy().astype(np.uint16),
                 }
-                for (name, _), values in zip(extra, chunk.extra):
-                    column = _column(name, values.reshape(-1), float_time)
+                for (name, attribute), values in zip(extra, chunk.extra):
+                    what = f"{attribute!r} of {stream.edge_type!r}"
+                    column = _column(name, values.reshape(-1), float_time, what)
                     columns[name] = as_array(column[order.to(torch.int64)]).astype(
                         files.dtypes[name], copy=False
                     )
@@ -240,9 +241,9 @@ def scatter(
     files.sync()
 
 
-def _column(name: str, values: Tensor, float_time: bool) -> Tensor:
+def _column(name: str, values: Tensor, float_time: bool, what: str) -> Tensor:
     if name == "time":
-        return sortable_time(values.to(torch.float64) if float_time else values)
+        return sortable_time(values, float_time, what)
     if values.dtype in (torch.float16, torch.bfloat16):
         return values.to(torch.float32)
     return values if values.dtype in (torch.float32, torch.float64) else values.to(torch.float64)

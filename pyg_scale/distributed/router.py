@@ -245,7 +245,7 @@ class RankRouter:
         if node_type not in self._times:
             meta = self._directory.meta
             time = self._columns.gather(self._directory, node_type, meta.time_attr or "")
-            self._times.setdefault(node_type, meta.sortable(time))
+            self._times.setdefault(node_type, meta.sortable(time, node_type))
         return self._times[node_type]
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
+from pyg_scale.graph.source import of
 from pyg_scale.graph.topology import CSC, EdgeType, NodeType, Topology, sortable_time
 from pyg_scale.ops.csc import from_pointers, order_by_time, weight_prefix
 
@@ -72,10 +73,12 @@ def _build(given: PyGTensors) -> Topology:
     times = [*given.node_time.values(), *given.edge_time.values()]
     float_time = any(time is not None and time.is_floating_point() for time in times)
 
-    def sortable(time: Tensor) -> Tensor:
-        return sortable_time(time.detach().to(torch.float64) if float_time else time.detach())
+    def sortable(time: Tensor, what: str, kind: NodeType | EdgeType) -> Tensor:
+        return sortable_time(time.detach(), float_time, f"times of {what}{of(kind)}")
 
-    node_time = {t: sortable(time) for t, time in given.node_time.items() if time is not None}
+    node_time = {
+        t: sortable(time, "nodes", t) for t, time in given.node_time.items() if time is not None
+    }
     csc = {}
     for edge_type in given.edge_types:
         neighbor, expanded = _ends(edge_type)
@@ -84,7 +87,7 @@ def _build(given: PyGTensors) -> Topology:
             pointers, given.col[edge_type], num_nodes[expanded], num_nodes[neighbor]
         )
         when, weight = given.edge_time[edge_type], given.weight[edge_type]
-        edge_time = None if when is None else sortable(when)
+        edge_time = None if when is None else sortable(when, "edges", edge_type)
         if neighbor in node_time:
             part = order_by_time(part, node_time[neighbor], of_edges=False)
         elif edge_time is not None:

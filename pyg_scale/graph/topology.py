@@ -18,6 +18,8 @@ NodeType = str | None
 EdgeType = tuple[str, str, str] | None
 """An edge type ``(source, relation, destination)``, or ``None`` in a homogeneous graph."""
 
+_EXACT = 2**53  # up to it every integer is a float64
+
 
 @dataclass(frozen=True)
 class CSC:
@@ -222,13 +224,34 @@ class Topology:
             time.share_memory_()
         return self
 
-    def to_time(self, time: Tensor) -> Tensor:
-        """Seed times as ``int64`` that compare with this graph's times."""
+    def to_time(self, time: Tensor, name: str = "input_time (edge_label_time of links)") -> Tensor:
+        """Seed times as ``int64`` that compare with this graph's times.
+
+        Args:
+            time: Times ``[n]``.
+            name: Of the times, for errors.
+
+        Raises:
+            ValueError: If one is NaN, or an integer that becomes another as ``float64``.
+        """
         if self.float_time:
-            return sortable_time(time.to(torch.float64))
+            return sortable_time(time, True, name)
         if time.is_floating_point():  # an integer is <= t exactly if it is <= floor(t)
             return _floor(time)
         return sortable_time(time.to(torch.int64))
+
+    def check_time(self, time: Tensor, name: str) -> None:
+        """Refuse seed times that :meth:`to_time` would, before there are batches.
+
+        Args:
+            time: Times ``[n]``.
+            name: Of the argument, for the error.
+
+        Raises:
+            ValueError: If they are integers that become others among times in ``float64``.
+        """
+        if self.float_time and not time.is_floating_point():
+            refuse_rounded(time.to(torch.int64), name)
 
     def time_before(self, time: Tensor, length: float) -> Tensor:
         """Times that are earlier by a length of time.
@@ -259,18 +282,53 @@ def _floor(time: Tensor) -> Tensor:
     return within.masked_fill(beyond, 2**63 - 1)
 
 
-def sortable_time(time: Tensor) -> Tensor:
+def sortable_time(time: Tensor, float_time: bool = False, name: str = "times") -> Tensor:
     """Times as ``int64`` in the same order; floating point times by their ordered bits.
 
+    Args:
+        time: Integers or floating point numbers.
+        float_time: True if those that they are compared with are floating point numbers, so that
+            integers become such, too.
+        name: Of the times, for errors.
+
     Raises:
-        ValueError: If a time is NaN.
+        ValueError: If a time is NaN, or an integer that becomes another as ``float64``.
     """
     if not time.is_floating_point():
-        return time.to(torch.int64)
+        time = time.to(torch.int64)
+        if not float_time:
+            return time
+        refuse_rounded(time, name)
     if bool(time.isnan().any()):
         raise ValueError("timestamps must not be NaN: give every node or edge a time")
     bits = (time.to(torch.float64) + 0.0).view(torch.int64)  # + 0.0 turns -0.0 into 0.0
     return bits ^ ((bits >> 63) & ((1 << 63) - 1))
+
+
+def refuse_rounded(time: Tensor, name: str) -> None:
+    """Refuse integers that ``float64`` cannot hold.
+
+    Args:
+        time: ``int64``.
+        name: Of the times, for the error.
+
+    Raises:
+        ValueError: If one would become another; names it.
+    """
+    if not time.numel():
+        return
+    low, high = (int(each) for each in torch.aminmax(time))
+    if low >= -_EXACT and high <= _EXACT:
+        return
+    rounded = time.to(torch.float64)
+    # What is 2**63 as float64 has no int64 to compare with: none is exact there.
+    wrong = (rounded >= 2.0**63) | (rounded.to(torch.int64) != time)
+    if bool(wrong.any()):
+        raise ValueError(
+            f"{name}: the integer {int(time[wrong][0])} would be rounded, because other times of "
+            "this graph are floating point numbers: give all times of the graph and of seeds as "
+            "integers, or as float64"
+        )
 
 
 def _unsorted(time: Tensor) -> Tensor:

@@ -102,7 +102,7 @@ class LastNeighborLoader:
             self._log, self._used = keep_last(self._head, self._log, self.size, room)
             wanted = self._used + 2 * src.numel()
             if 2 * wanted * COLUMNS > self._log.numel():  # else there is room for as many again
-                more = torch.zeros(2 * wanted * COLUMNS - self._log.numel(), dtype=torch.int64)
+                more = self._log.new_zeros(2 * wanted * COLUMNS - self._log.numel())
                 self._log = torch.cat([self._log, more])
         insert_events(self._head, self._log, src, dst, self._used, self.cur_e_id)
         self._used = wanted
@@ -149,8 +149,11 @@ class LastNeighborLoader:
         """Go on from a state.
 
         Raises:
+            TypeError: If it is no dictionary.
             ValueError: If it is of another number of nodes or another size, or is no such state.
         """
+        if not isinstance(state, Mapping):
+            raise TypeError(f"state must be what state_dict() returned (got {state!r:.60})")
         for name in ("num_nodes", "size"):
             if state.get(name) != getattr(self, name):
                 raise ValueError(
@@ -160,12 +163,12 @@ class LastNeighborLoader:
         node, count, neighbor, event = _checked(state, self.num_nodes, self.size)
         used = int(count.sum())
         self.reset_state()
-        entries = torch.arange(used, 0, -1)  # the latest first, and so the greatest
-        first = torch.zeros(used, dtype=torch.bool)
+        entries = torch.arange(used, 0, -1, device="cpu")  # the latest first, and so the greatest
+        first = torch.zeros(used, dtype=torch.bool, device="cpu")
         first[count.cumsum(0) - 1] = True
         previous = torch.where(first, 0, entries - 1)
         room = max(_LEAST, 2 * used)
-        log = torch.zeros(room, COLUMNS, dtype=torch.int64)
+        log = torch.zeros(room, COLUMNS, dtype=torch.int64, device="cpu")
         log[entries - 1] = torch.stack([neighbor, event, previous], dim=1)
         self._log, self._used = log.view(-1), used
         self._head[node] = entries[count.cumsum(0) - count]

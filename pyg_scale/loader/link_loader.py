@@ -16,7 +16,7 @@ from pyg_scale.loader.seeds.nodes import check_time
 from pyg_scale.loader.seeds.split import parts_of_nodes
 from pyg_scale.loader.stats import Stats
 from pyg_scale.loader.workers.remote import Pending
-from pyg_scale.sampler.base import NeighborSampler
+from pyg_scale.sampler.base import NeighborSampler, graph_of
 from pyg_scale.sampler.capabilities import ExcludesPositives
 from pyg_scale.sampler.negative import NegativeSampling
 
@@ -146,6 +146,9 @@ class LinkLoader(SampledLoader, torch_geometric.loader.LinkLoader):
         self._start(num_links, **kwargs)
         sampler = make_sampler()
         check_link_sampler(sampler, neg_sampling)
+        graph, time = graph_of(sampler), self.input_data.time
+        if graph is not None and time is not None:
+            graph.check_time(time, "edge_label_time")
         why_processes = resolve.drawing_of(data, sampler, sampler.sample_from_edges).why_processes
         # The seed links are positives too, also where they are no edges (held-out links).
         self._negatives = neg_sampling

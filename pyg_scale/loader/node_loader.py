@@ -385,3 +385,5 @@ def check_has_time(sampler: Any, node_type: NodeType, time: Tensor | None) -> No
         )
     if time is not None and not graph.is_temporal:
         raise ValueError("input_time is given, but the sampler has no time_attr=")
+    if isinstance(time, Tensor):
+        graph.check_time(time, "input_time")

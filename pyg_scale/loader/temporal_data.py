@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import operator
 from typing import Any, NamedTuple
 
@@ -46,8 +47,8 @@ class TemporalDataLoader(SubgraphLoader, torch_geometric.loader.TemporalDataLoad
 
     Raises:
         TypeError: If ``data`` is no ``TemporalData``, or ``batch_size`` no integer.
-        ValueError: If events are not in the order of time, ``shuffle=True`` is given, or a number
-            is out of range.
+        ValueError: If events are not in the order of time or one has none, ``shuffle=True`` is
+            given, or a number is out of range.
     """
 
     def __init__(
@@ -67,8 +68,11 @@ class TemporalDataLoader(SubgraphLoader, torch_geometric.loader.TemporalDataLoad
         self.events_per_batch = operator.index(batch_size)
         if self.events_per_batch < 1:
             raise ValueError(f"batch_size must be at least 1 (got {batch_size})")
-        if not neg_sampling_ratio >= 0:
-            raise ValueError(f"neg_sampling_ratio must not be negative (got {neg_sampling_ratio})")
+        if not 0 <= neg_sampling_ratio < math.inf:
+            raise ValueError(
+                f"neg_sampling_ratio must be finite, and must not be negative (got "
+                f"{neg_sampling_ratio})"
+            )
         self.neg_sampling_ratio = neg_sampling_ratio
         if neg_sampling_ratio > 0 and data.num_events:
             self.min_dst, self.max_dst = int(data.dst.min()), int(data.dst.max())
@@ -81,6 +85,7 @@ class TemporalDataLoader(SubgraphLoader, torch_geometric.loader.TemporalDataLoad
             batch_size=1,
             **kwargs,
         )
+        self._counts = _counts(data)
         self._publish()
 
     def __call__(self, arange: Any) -> TemporalData:
@@ -89,13 +94,31 @@ class TemporalDataLoader(SubgraphLoader, torch_geometric.loader.TemporalDataLoad
         Args:
             arange: The number of its first event, in a list, as in PyG. Its negatives are a
                 function of the loader's seed and of this number.
+
+        Raises:
+            IndexError: If there is no such event.
+            ValueError: If none is given, or ``data`` has other numbers of events than before.
         """
+        self._check_rows()
+        if len(arange) == 0:
+            raise ValueError("arange is empty: give the number of the batch's first event")
         begin = operator.index(arange[0])
         if not 0 <= begin < self.data.num_events:
             raise IndexError(f"event {begin} does not exist: there are {self.data.num_events}")
         seed = draw_seed(self.generator) if self.seed is None else self.seed
         found = self._fetch(self._events(begin, call_key(seed, torch.tensor([begin]))), Stats())
         return self._placement.bring(found, False)
+
+    def _check_rows(self) -> None:
+        """Refuse events whose number was changed after the loader was made."""
+        now = _counts(self.data)
+        for name, count in self._counts.items():
+            if now.get(name, count) != count:
+                raise ValueError(
+                    f"data.{name} had {count} rows when this loader was made, and has {now[name]} "
+                    "now: the loader goes on to cut the events that it was made with, which these "
+                    "no longer fit; make a new loader"
+                )
 
     def _seed_tensors(self) -> list[Tensor]:
         return [self.data.src, self.data.dst]
@@ -136,6 +159,15 @@ class TemporalDataLoader(SubgraphLoader, torch_geometric.loader.TemporalDataLoad
         return batch
 
 
+def _counts(data: TemporalData) -> dict[str, int]:
+    """The number of rows of each tensor of the events."""
+    return {
+        name: value.size(0)
+        for name, value in data._store.items()
+        if isinstance(value, Tensor) and value.dim()
+    }
+
+
 def _check_events(data: Any) -> None:
     """Refuse what is no stream of events in the order of time."""
     if not isinstance(data, TemporalData):
@@ -148,6 +180,8 @@ def _check_events(data: Any) -> None:
             raise ValueError(
                 f"data.{name} has {value.size(0)} numbers for {data.num_events} events"
             )
+    if data.t.is_floating_point() and bool(data.t.isnan().any()):
+        raise ValueError("data.t has NaN in it: give every event a time")
     late = (data.t[1:] < data.t[:-1]).nonzero().view(-1)
     if late.numel():
         raise ValueError(

@@ -73,6 +73,11 @@ class ZipLoader(SubgraphLoader, torch_geometric.loader.ZipLoader):
                         f"loaders has a {type(loader).__name__}, which has no {name}(); it takes "
                         f"loaders of nodes or links"
                     )
+            if isinstance(loader, torch_geometric.loader.TemporalDataLoader):
+                raise ValueError(
+                    f"loaders has a {type(loader).__name__}, whose positions are batches of "
+                    f"events; it takes loaders of nodes or links"
+                )
         if split_seeds == "part":
             raise NotImplementedError(
                 "split_seeds='part': the seeds that loaders have at the same position are of "

@@ -61,15 +61,16 @@ def insert_events(
         raise ValueError("the log has no room for two entries of each event")
     node = torch.stack([dst, src], dim=1).view(-1)
     neighbor = torch.stack([src, dst], dim=1).view(-1)
-    event = torch.arange(first_event, first_event + n).repeat_interleave(2)
-    entry = torch.arange(used + 1, used + 2 * n + 1)
+    # The log is where its tensors are, whatever torch's default device is.
+    event = torch.arange(first_event, first_event + n, device=log.device).repeat_interleave(2)
+    entry = torch.arange(used + 1, used + 2 * n + 1, device=log.device)
     order = node.argsort(stable=True)
-    same = torch.zeros(2 * n, dtype=torch.bool)  # as the entry before it in this order
+    same = node.new_zeros(2 * n, dtype=torch.bool)  # as the entry before it in this order
     same[1:] = node[order][1:] == node[order][:-1]
     previous = torch.empty_like(entry)
     previous[order] = torch.where(same, entry[order].roll(1), head[node[order]])
     log.view(-1, COLUMNS)[used : used + 2 * n] = torch.stack([neighbor, event, previous], dim=1)
-    last = torch.ones(2 * n, dtype=torch.bool)
+    last = node.new_ones(2 * n, dtype=torch.bool)
     last[:-1] = ~same[1:]
     head[node[order][last]] = entry[order][last]
 
@@ -112,7 +113,7 @@ def entries_of(head: Tensor, log: Tensor, n_id: Tensor, size: int) -> Tensor:
     Raises:
         ValueError: If the log is damaged.
     """
-    rows, entries = log.view(-1, COLUMNS), torch.zeros(n_id.numel(), size, dtype=torch.int64)
+    rows, entries = log.view(-1, COLUMNS), log.new_zeros(n_id.numel(), size)
     here, limit = head[n_id], torch.full_like(n_id, rows.size(0))
     for k in range(size):
         if bool(((here < 0) | (here > limit)).any()):
@@ -140,10 +141,10 @@ def keep_last(head: Tensor, log: Tensor, size: int, capacity: int) -> tuple[Tens
     entries = entries_of(head, log, nodes, size).flip(1)  # the oldest first
     there = entries > 0
     kept, count = entries[there] - 1, there.sum(1)
-    made = torch.empty(max(capacity, 2 * kept.numel()), COLUMNS, dtype=torch.int64)
+    made = log.new_empty(max(capacity, 2 * kept.numel()), COLUMNS)
     torch.index_select(log.view(-1, COLUMNS), 0, kept, out=made[: kept.numel()])
     made[kept.numel() :] = 0
-    place, last = torch.arange(kept.numel()), count.cumsum(0)
+    place, last = torch.arange(kept.numel(), device=log.device), count.cumsum(0)
     made[: kept.numel(), 2] = place
     made[last - count, 2] = 0
     head[nodes] = last

@@ -22,6 +22,7 @@ import weakref
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch_geometric.sampler as pyg
 from torch import Tensor
@@ -63,17 +64,10 @@ class NegativeSampling(pyg.NegativeSampling):
         *,
         exclude_positives: bool | Tensor = False,
     ):
+        if not math.isfinite(amount):
+            raise ValueError(f"amount (neg_sampling_ratio) must be finite (got {amount})")
         super().__init__(mode, amount, src_weight, dst_weight)
-        if isinstance(exclude_positives, Tensor) and (
-            exclude_positives.dim() != 2
-            or exclude_positives.size(0) != 2
-            or exclude_positives.dtype not in (torch.int64, torch.int32)
-        ):
-            raise ValueError(
-                f"exclude_positives must be a bool or an integer tensor [2, num_links] "
-                f"(got {exclude_positives.dtype} of shape {list(exclude_positives.shape)})"
-            )
-        self.exclude_positives = exclude_positives
+        self.exclude_positives = _excluded(exclude_positives)
         self._plans: list[_Plan] = []
 
     @classmethod
@@ -126,6 +120,21 @@ class NegativeSampling(pyg.NegativeSampling):
 
 
 _lock = threading.Lock()
+
+
+def _excluded(given: Any) -> bool | Tensor:
+    """The argument ``exclude_positives``, checked."""
+    if isinstance(given, bool | np.bool_):
+        return bool(given)
+    if not isinstance(given, Tensor):
+        got = repr(given)
+    elif given.dim() == 2 and given.size(0) == 2 and given.dtype in (torch.int64, torch.int32):
+        return given
+    else:
+        got = f"{given.dtype} of shape {list(given.shape)}"
+    raise ValueError(
+        f"exclude_positives must be a bool or an integer tensor [2, num_links] (got {got})"
+    )
 
 
 def sample_negatives(

@@ -241,5 +241,5 @@ def node_times(directory: GraphDirectory, node_type: NodeType, node: Tensor) -> 
     for part in owner.unique().tolist():
         mine = (owner == part).nonzero().view(-1)
         time = directory.part(part).node_attribute(node_type, meta.time_attr or "")[place[mine]]
-        out[mine] = directory.meta.sortable(time)
+        out[mine] = meta.sortable(time, node_type)
     return out

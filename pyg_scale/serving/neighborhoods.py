@@ -115,6 +115,14 @@ class Neighborhoods:
         """True if nodes have no times of their own, so that requests must say one."""
         return self._graph.is_temporal and not self._graph.has_times_of(self.input_type)
 
+    def check_time(self, time: Tensor) -> None:
+        """Refuse times of a request that would be rounded among those of the graph.
+
+        Raises:
+            ValueError: If so; names one.
+        """
+        self._graph.check_time(time, "time")
+
     def own_times(self, ids: Tensor) -> Tensor | None:
         """The times ``[n]`` of nodes themselves, as a request says them: ``int64`` or ``float64``.
 

@@ -188,7 +188,8 @@ class GraphWithNewRows:
             found = order_by_time(found, graph.node_time[neighbor], of_edges=False)
             time = graph.node_time[neighbor][found.indices.to(torch.int64)]
         elif graph.is_timed(edge_type):
-            by_edge = graph.to_time(_required(attributes, time_attr, edge_index.size(1)))
+            given = _required(attributes, time_attr, edge_index.size(1))
+            by_edge = graph.to_time(given, f"{time_attr!r} of the new edges")
             found = order_by_time(found, by_edge, of_edges=True)
             time = by_edge if found.edge_id is None else by_edge[found.edge_id.to(torch.int64)]
         prefix = None

@@ -284,6 +284,7 @@ class Predictor:
         when = when.to(torch.float64 if when.is_floating_point() else torch.int64)
         if when.is_floating_point() and bool(when.isnan().any()):
             raise ValueError("time must not be NaN")
+        self.neighborhoods.check_time(when)
         if when.dim() == 0:
             return when.expand(size).contiguous()
         if when.dim() != 1 or when.numel() != size:

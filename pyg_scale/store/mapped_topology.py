@@ -111,7 +111,7 @@ def of_graph_directory(
         for node_type, node in meta.nodes.items():
             if options.time_attr in node.attributes:
                 time = part.node_attribute(node_type, options.time_attr)
-                node_time[node_type] = meta.sortable(time)
+                node_time[node_type] = meta.sortable(time, node_type)
     dtypes = [e.index_dtype for e in meta.edges.values() if e.num_edges]
     dtypes = dtypes or [e.index_dtype for e in meta.edges.values()]
     return MappedTopology(

@@ -144,8 +144,14 @@ def _build(source: GraphSource, direction: str, is_sorted: bool) -> Topology:
     _check_lengths(source, num_nodes)
     times = [*source.node_time.values(), *source.edge_time.values()]
     float_time = any(time.is_floating_point() for time in times)
-    node_time = {t: _time(v, float_time) for t, v in source.node_time.items()}
-    edge_time = {t: _time(v, float_time) for t, v in source.edge_time.items()}
+    node_time = {
+        t: sortable_time(v, float_time, f"times of nodes{of(t)}")
+        for t, v in source.node_time.items()
+    }
+    edge_time = {
+        t: sortable_time(v, float_time, f"times of edges{of(t)}")
+        for t, v in source.edge_time.items()
+    }
     kinds = source.edges.values()
     held = {e.index_dtype for e in kinds if e.num_edges} or {e.index_dtype for e in kinds}
     topology = Topology(
@@ -246,10 +252,6 @@ def _check_lengths(source: GraphSource, num_nodes: dict[NodeType, int]) -> None:
 def _check_length(name: str, value: Tensor, size: int, what: str) -> None:
     if value.numel() != size:
         raise ValueError(f"there are {value.numel()} {name} for {size} {what}: give one each")
-
-
-def _time(time: Tensor, float_time: bool) -> Tensor:
-    return sortable_time(time.to(torch.float64) if float_time else time)
 
 
 def _by_position(of_edges: Tensor | None, edge_id: Tensor | None) -> Tensor | None:

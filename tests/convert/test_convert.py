@@ -8,7 +8,7 @@ import zipfile
 import numpy as np
 import pytest
 import torch
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 import pyg_scale
 from pyg_scale.convert import convert
@@ -101,6 +101,18 @@ def test_floating_point_and_integer_times(tmp_path, dtype):
     same(topology(tmp_path / "graph"), expected(data, time_attr="edge_time"))
     meta = GraphDirectory(tmp_path / "graph").meta
     assert (meta.float_time, meta.time_of_edges) == (dtype.is_floating_point, True)
+
+
+@pytest.mark.parametrize("of_edges", [False, True])
+def test_integer_times_are_not_rounded_among_floating_point_ones(tmp_path, of_edges):
+    data = HeteroData()
+    data["a"].num_nodes = data["b"].num_nodes = 3
+    ends = torch.tensor([[0, 1, 2], [1, 2, 0]])
+    data["a", "to", "b"].edge_index = data["b", "to", "a"].edge_index = ends
+    stores = (data["a", "to", "b"], data["b", "to", "a"]) if of_edges else (data["a"], data["b"])
+    stores[0].time, stores[1].time = torch.full((3,), 2**53 + 1), torch.rand(3)
+    with pytest.raises(ValueError, match=r"'?time'? of .*'a'.*the integer 9007199254740993 would"):
+        converted(DataReader(data), tmp_path / "graph", 1 << 13, time_attr="time")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from torch_geometric.data import Data
 from torch_geometric.testing import MyFeatureStore
 
 from pyg_scale.errors import UnknownPluginError
-from pyg_scale.loader import NeighborLoader, NodeLoader, ZipLoader
+from pyg_scale.loader import LinkNeighborLoader, NeighborLoader, NodeLoader, ZipLoader
 from pyg_scale.loader import node_loader as module
 from pyg_scale.sampler.native import NativeSampler
 from pyg_scale.store import Mmap
@@ -161,6 +161,28 @@ def test_wrong_weights() -> None:
         data.weight[3] = value
         with pytest.raises(ValueError, match="weight"):
             loader(data, weight_attr="weight")
+
+
+@pytest.mark.parametrize("links", [False, True])
+def test_seed_times_that_would_be_rounded(links: bool) -> None:
+    data = graphs.hostile()
+    data.when = torch.zeros(data.num_nodes, dtype=torch.float64)
+    beyond = 2**53 + 1
+
+    def make(time: int) -> Any:
+        if links:
+            times = torch.tensor([0, time])
+            ends = torch.zeros(2, 2, dtype=torch.int64)
+            return LinkNeighborLoader(
+                data, [2], edge_label_index=ends, edge_label_time=times, time_attr="when"
+            )
+        seeds = torch.tensor([0, 1])
+        return NeighborLoader(data, [2], seeds, torch.tensor([0, time]), time_attr="when")
+
+    name = "edge_label_time" if links else "input_time"
+    with pytest.raises(ValueError, match=f"{name}: the integer {beyond} would be rounded"):
+        make(beyond)
+    next(iter(make(beyond - 1)))
 
 
 def test_unsorted_data_declared_sorted() -> None:

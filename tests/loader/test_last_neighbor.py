@@ -144,6 +144,26 @@ def test_few_nodes_of_very_many() -> None:
     assert loader.num_bytes - 8 * 50_000_000 < 200_000
 
 
+def test_default_device_does_not_matter(way: str) -> None:
+    rng = torch.Generator().manual_seed(0)
+    inserts = [torch.randint(0, 100, (2, 200), generator=rng) for _ in range(30)]
+    nodes = torch.arange(100)
+
+    def run() -> tuple[Found, dict[str, Any]]:
+        loader = LastNeighborLoader(100, 5, device="cpu")
+        for src, dst in inserts:
+            loader.insert(src, dst)
+        again = LastNeighborLoader(100, 5, device="cpu")
+        again.load_state_dict(loader.state_dict())
+        return again(nodes), again.state_dict()
+
+    expected, state = run()
+    with torch.device("meta"):
+        found, other = run()
+    assert equal(found, expected)
+    assert all(torch.equal(v, other[k]) for k, v in state.items() if isinstance(v, Tensor))
+
+
 def test_forgetting() -> None:
     loader = LastNeighborLoader(5, 2)
     loader.insert(torch.tensor([1]), torch.tensor([2]))
@@ -220,6 +240,8 @@ def test_a_state_that_is_none_changes_nothing(name: str, value: Any, match: str)
             "one node for each event",
         ),
         (lambda x: x.insert(torch.tensor([-1]), torch.tensor([1])), IndexError, "src: node -1"),
+        (lambda x: x.load_state_dict(None), TypeError, r"what state_dict\(\) returned \(got None"),
+        (lambda x: x.load_state_dict([1]), TypeError, r"what state_dict\(\) returned \(got \[1\]"),
         (lambda x: LastNeighborLoader(3, 0), ValueError, "size at least 1"),
         (lambda x: LastNeighborLoader(-3, 1), ValueError, "num_nodes must not be negative"),
     ],

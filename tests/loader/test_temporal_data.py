@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -125,6 +126,24 @@ def test_a_call_takes_the_first_event_as_in_pyg() -> None:
         loader([103])
 
 
+@pytest.mark.parametrize("count", [4, 104, 140])
+def test_events_whose_number_is_changed_are_refused(count: int) -> None:
+    data = events()
+    loader = TemporalDataLoader(data, 10, 1.0)
+    for name, value in events(count)._store.items():
+        data[name] = value
+    for make in (lambda: next(iter(loader)), lambda: loader([0])):
+        with pytest.raises(ValueError, match=f"data.src had 103 rows .* has {count} now"):
+            make()
+
+
+def not_a_number() -> TemporalData:
+    data = events()
+    data.t = data.t.double()
+    data.t[5] = torch.nan
+    return data
+
+
 def unsorted() -> TemporalData:
     data = events()
     data.t = data.t.flip(0)
@@ -139,6 +158,10 @@ def unsorted() -> TemporalData:
         (lambda: TemporalDataLoader(TemporalData(src=torch.ones(2))), ValueError, "must have dst"),
         (lambda: TemporalDataLoader(events(), 0), ValueError, "batch_size must be at least 1"),
         (lambda: TemporalDataLoader(events(), 1, -1.0), ValueError, "must not be negative"),
+        (lambda: TemporalDataLoader(events(), 1, math.inf), ValueError, "must be finite"),
+        (lambda: TemporalDataLoader(events(), 1, math.nan), ValueError, "must be finite"),
+        (lambda: TemporalDataLoader(not_a_number()), ValueError, "data.t has NaN"),
+        (lambda: TemporalDataLoader(events())([]), ValueError, "arange is empty"),
         (lambda: TemporalDataLoader(events(), shuffle=True), ValueError, "order of time"),
     ],
 )

@@ -6,9 +6,15 @@ import pytest
 import torch
 import torch_geometric.loader
 import torch_geometric.sampler as pyg
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Data, HeteroData, TemporalData
 
-from pyg_scale.loader import HGTLoader, LinkNeighborLoader, NeighborLoader, ZipLoader
+from pyg_scale.loader import (
+    HGTLoader,
+    LinkNeighborLoader,
+    NeighborLoader,
+    TemporalDataLoader,
+    ZipLoader,
+)
 from tests.loader.batches import assert_same
 
 
@@ -219,6 +225,10 @@ def test_refuses(data):
         ZipLoader([])
     with pytest.raises(ValueError, match="which has no collate_fn"):
         ZipLoader([NeighborLoader(data, [2]), [1, 2]])
+    ids = torch.arange(5)
+    events = TemporalDataLoader(TemporalData(src=ids, dst=ids, t=ids))
+    with pytest.raises(ValueError, match="a TemporalDataLoader, whose positions are batches"):
+        ZipLoader([NeighborLoader(data, [2]), events])
 
 
 def test_an_error_names_the_batch(data):

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch_geometric.sampler as pyg
@@ -350,6 +351,24 @@ def test_refuses_links_that_are_none():
     spec = NegativeSampling("binary", exclude_positives=torch.tensor([[0], [3]]))
     with pytest.raises(IndexError, match="exclude_positives: nodes must be from 0 to 2"):
         negatives(spec, homogeneous(3), [0])
+
+
+@pytest.mark.parametrize("value", [None, 0, 1, "no", torch.tensor(True), torch.ones(2, 3).bool()])
+def test_exclude_positives_is_a_bool_or_links(value):
+    with pytest.raises(ValueError, match="exclude_positives must be a bool or an integer tensor"):
+        NegativeSampling("binary", exclude_positives=value)
+
+
+def test_numpys_false_is_false():
+    assert NegativeSampling("binary", exclude_positives=np.bool_(False)).exclude_positives is False
+    assert NegativeSampling("binary", exclude_positives=np.bool_(True)).exclude_positives is True
+
+
+@pytest.mark.parametrize("amount", [float("inf"), float("nan")])
+def test_the_amount_is_finite(amount):
+    for mode in ("binary", "triplet"):
+        with pytest.raises(ValueError, match=r"amount \(neg_sampling_ratio\) must be finite"):
+            NegativeSampling(mode, amount)
 
 
 def test_no_links_no_negatives():

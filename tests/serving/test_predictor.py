@@ -286,6 +286,12 @@ def test_times():
         ):
             with pytest.raises(error, match="time"):
                 predictor.predict([3, 4], time=wrong)
+    data.when = data.when.double()
+    with (
+        Predictor(model, data, HOPS, forward=Gate.ids, time_attr="when") as predictor,
+        pytest.raises(ValueError, match="time: the integer 9007199254740993 would be rounded"),
+    ):
+        predictor.predict([3, 4], time=[1, 2**53 + 1])
     with (
         Predictor(model, data, HOPS, forward=Gate.ids) as predictor,
         pytest.raises(ValueError, match="time_attr"),

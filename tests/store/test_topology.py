@@ -289,6 +289,38 @@ def test_times_of_types() -> None:
         topology_of(data, time_attr="nothing")
 
 
+BEYOND = 2**53 + 1  # the first integer that float64 rounds
+
+
+def mixed_times(of_edges: bool, time: Tensor) -> HeteroData:
+    data = hetero()
+    if of_edges:
+        data[CITES].time, data[WRITES].time = time.expand(E), torch.rand(data[WRITES].num_edges)
+    else:
+        data["paper"].time, data["author"].time = time.expand(N), torch.rand(25)
+    return data
+
+
+@pytest.mark.parametrize("time", [BEYOND, -BEYOND, 2**63 - 1])
+@pytest.mark.parametrize("of_edges", [False, True])
+def test_integer_times_are_not_rounded_among_floating_point_ones(of_edges: bool, time: int) -> None:
+    data = mixed_times(of_edges, torch.tensor(time))
+    kind = "edges of .*'cites'" if of_edges else "nodes of 'paper'"
+    with pytest.raises(ValueError, match=f"times of {kind}.*: the integer {time} would be rounded"):
+        topology_of(data, time_attr="time")
+
+
+@pytest.mark.parametrize("time", [2**53, BEYOND + 1, -(2**63)])
+@pytest.mark.parametrize("of_edges", [False, True])
+def test_integer_times_that_float64_holds(of_edges: bool, time: int) -> None:
+    graph = topology_of(mixed_times(of_edges, torch.tensor(time)), time_attr="time")
+    found = graph.csc[CITES].time if of_edges else graph.node_time["paper"]
+    assert graph.float_time and found is not None
+    assert torch.equal(
+        found, graph.to_time(torch.tensor([float(time)], dtype=torch.float64).expand_as(found))
+    )
+
+
 def test_weights_of_types() -> None:
     data = hetero()
     with pytest.raises(ValueError, match="weight_attr='w': no edge type"):

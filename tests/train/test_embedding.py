@@ -600,6 +600,10 @@ def test_rows_of_a_dense_table_and_within_a_model():
 # Bad input ####################################################################################
 
 
+def zeros(ids: Tensor) -> Tensor:
+    return torch.zeros(ids.numel(), 2)
+
+
 @pytest.mark.parametrize(
     ("wrong", "error", "match"),
     [
@@ -627,11 +631,30 @@ def test_ids_that_cannot_be(wrong, error, match):
         ((5, 2), {"node_types": ["user"]}, ValueError, "for a HeteroData"),
         ((5, 2), {"init": lambda ids: torch.zeros(len(ids), 3)}, ValueError, r"shape \[5, 3\]"),
         ((movies(), 2), {"node_types": ["actor"]}, ValueError, "no 'actor'"),
+        ((movies(), 2), {"node_types": "user"}, TypeError, r"a list: pass \['user'\]"),
+        ((movies(), 2), {"init": {"usr": zeros}}, ValueError, r"'usr' .*\['user', 'genre'\]"),
+        ((5, 2), {"init": {"user": zeros}}, ValueError, r"no table of 'user' .*\[None\]"),
     ],
 )
 def test_tables_that_cannot_be(arguments, options, error, match):
     with pytest.raises(error, match=match):
         NodeEmbedding(*arguments, **options)
+
+
+def test_first_values_of_a_type_alone():
+    with NodeEmbedding(5, 2, init={None: zeros}) as embedding:
+        assert not embedding.own_rows().any()
+    with NodeEmbedding(movies(), 2, init={"user": zeros}) as embedding:
+        assert not embedding.own_rows("user").any()
+        assert embedding.own_rows("genre").any()
+
+
+@pytest.mark.parametrize("node_type", [None, "movie", "actor"])
+def test_rows_of_a_type_without_a_table(node_type):
+    with NodeEmbedding(movies(), 2) as embedding:
+        for method in (embedding.own_ids, embedding.own_rows):
+            with pytest.raises(ValueError, match=f"{node_type!r} has no table; .*'user', 'genre'"):
+                method(node_type)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from torch_geometric.typing import TensorFrame
 
 from pyg_scale.files.npy import torch_dtype
 from pyg_scale.graph.source import INDEX_TYPES, of
-from pyg_scale.graph.topology import EdgeType, NodeType
+from pyg_scale.graph.topology import EdgeType, NodeType, refuse_rounded
 from pyg_scale.store.directory.frame import COLUMNS, FRAME, PADDING, taken_apart
 from pyg_scale.store.directory.meta import Attribute, EdgeMeta, Meta, NodeMeta
 from pyg_scale.store.directory.values import as_plain_tensor
@@ -228,14 +228,18 @@ def check_names(given: Iterable[str], known: Mapping[str, Any], what: str) -> No
 def check_values(
     meta: Meta, attributes: Mapping[str, Tensor], what: str, *, of_edges: bool
 ) -> None:
-    """Refuse times that are NaN, and weights that are no weights.
+    """Refuse times that are NaN or would be rounded, and weights that are no weights.
 
     Raises:
         ValueError: If there is one; names the first.
     """
     time = attributes.get(meta.time_attr or "")
-    if time is not None and time.is_floating_point() and of_edges == meta.time_of_edges:
-        _refuse(time.isnan(), f"{meta.time_attr!r} of {what}", time, "must not be NaN")
+    if time is not None and of_edges == meta.time_of_edges:
+        name = f"{meta.time_attr!r} of {what}"
+        if time.is_floating_point():
+            _refuse(time.isnan(), name, time, "must not be NaN")
+        elif meta.float_time:
+            refuse_rounded(time.to(torch.int64), name)
     weight = attributes.get(meta.weight_attr or "") if of_edges else None
     if weight is not None:
         wrong = ~torch.isfinite(weight) | (weight < 0)

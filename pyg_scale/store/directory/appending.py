@@ -419,12 +419,15 @@ class _Value:
         name: The attribute, in errors.
         spec: Its dtype and the shape of a row.
         is_time: True if it must not be NaN.
+        float_time: True if times must be numbers of ``float64``.
         is_weight: True if it must be finite and not negative.
     """
 
-    def __init__(self, name: str, spec: Attribute, is_time: bool, is_weight: bool) -> None:
+    def __init__(
+        self, name: str, spec: Attribute, is_time: bool, float_time: bool, is_weight: bool
+    ) -> None:
         self.name, self.dtype, self.row = name, torch_dtype(spec.dtype), tuple(spec.row)
-        self._is_time, self._is_weight = is_time, is_weight
+        self._is_time, self._float_time, self._is_weight = is_time, float_time, is_weight
         self._kinds: tuple[type, ...] = (bool,)
         self._range: tuple[float, float] | None = None
         if self.dtype.is_complex:
@@ -450,6 +453,11 @@ class _Value:
                 raise ValueError(f"{self.name} must fit {self.dtype} (got {value})")
         if self._is_time and number != number:
             raise ValueError(f"{self.name} must not be NaN")
+        if self._is_time and self._float_time and float(number) != number:
+            raise ValueError(
+                f"{self.name}: {number} would be rounded, because other times of the graph are "
+                "floating point numbers"
+            )
         if self._is_weight and not 0 <= number < math.inf:
             raise ValueError(f"{self.name} must be finite, 0 or more (got {number})")
         return value
@@ -477,6 +485,7 @@ class _Waiting:
                 f"{name!r} of {what}",
                 spec,
                 name == meta.time_attr and of_edges == meta.time_of_edges,
+                meta.float_time,
                 name == meta.weight_attr and of_edges,
             )
             for name, spec in known.items()

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from pyg_scale.errors import GraphDirectoryError
@@ -166,9 +165,18 @@ class Meta:
         neighbor = None if edge_type is None else edge_type[2 if by_src else 0]
         return self.time_attr in self.nodes[neighbor].attributes
 
-    def sortable(self, time: Tensor) -> Tensor:
-        """Times of :attr:`time_attr` as ``int64`` ``[n]`` that sort in the same order."""
-        return sortable_time(time.to(torch.float64) if self.float_time else time).view(-1)
+    def sortable(self, time: Tensor, of: NodeType | EdgeType = None) -> Tensor:
+        """Times of :attr:`time_attr` as ``int64`` ``[n]`` that sort in the same order.
+
+        Args:
+            time: The times.
+            of: The type that has them, for errors.
+
+        Raises:
+            ValueError: See :func:`pyg_scale.graph.topology.sortable_time`.
+        """
+        name = f"{self.time_attr!r}" if of is None else f"{self.time_attr!r} of {of!r}"
+        return sortable_time(time, self.float_time, name).view(-1)
 
     def grouped_by(self, edge_type: EdgeType) -> NodeType:
         """The node type by whose nodes the edges of a type are grouped."""

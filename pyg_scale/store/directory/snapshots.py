@@ -472,10 +472,12 @@ class Delta:
         found = merge_csc(Compressed(indptr, base.indices, base.edge_id), new)
         time = None
         if meta.times_neighbors(edge_type):
-            of_nodes = meta.sortable(part.node_attribute(source, meta.time_attr or ""))
+            of_nodes = meta.sortable(part.node_attribute(source, meta.time_attr or ""), source)
             found = order_by_time(found, of_nodes, of_edges=False)
         elif edge.has_time:
-            of_edges = meta.sortable(part.edge_attribute(edge_type, meta.time_attr or ""))
+            of_edges = meta.sortable(
+                part.edge_attribute(edge_type, meta.time_attr or ""), edge_type
+            )
             found = order_by_time(found, of_edges, of_edges=True)
             time = of_edges if found.edge_id is None else of_edges.index_select(0, found.edge_id)
         prefix = None

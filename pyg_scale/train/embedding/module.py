@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -77,7 +77,8 @@ class NodeEmbedding(nn.Module):
         dtype: ``torch.float32`` or ``torch.float64``.
         seed: For the first values.
         init: Makes the first values of rows ``[n, channels]`` from ids ``int64`` ``[n]``: a
-            function, or for each node type one.
+            function, or for each node type one (``None`` is the type of a ``Data``); types
+            without one have those of ``seed``.
         comm: The ranks: a name of the kind ``comm``, or a communicator, which is not closed. By
             default all ranks of the job. ``"local"``: this process alone, even if there are others.
         timeout: Seconds that ranks wait for each other.
@@ -97,7 +98,7 @@ class NodeEmbedding(nn.Module):
         node_types: Sequence[str] | None = None,
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
-        init: Init | Mapping[str, Init] | None = None,
+        init: Init | Mapping[NodeType, Init] | None = None,
         comm: str | Communicator | None = None,
         timeout: float = 300.0,
         num_threads: int = 2,
@@ -109,14 +110,14 @@ class NodeEmbedding(nn.Module):
         if dtype not in (torch.float32, torch.float64):
             raise TypeError(f"dtype must be torch.float32 or torch.float64 (got {dtype})")
         self.channels, self.dtype = channels, dtype
+        begin = _inits(init, sizes)
         ranks = Local() if comm == "local" else connect(comm, timeout=timeout)
         try:
             books, owner = _books(graph, sizes, ranks)
             made = dict[NodeType, Table]()
             for kind, book in books.items():
-                begin = init.get(str(kind)) if isinstance(init, Mapping) else init
                 layout = RowLayout(book, owner, ranks.rank, ranks.world_size)
-                first = begin or uniform(kind, channels, dtype, seed)
+                first = begin[kind] or uniform(kind, channels, dtype, seed)
                 made[kind] = Table(kind, layout, channels, dtype, first)
             _agree(ranks, {"sizes": list(sizes.items()), "channels": channels, "dtype": str(dtype),
                            "parts": _checksum(books), "owners": list(owner)})  # fmt: skip
@@ -263,12 +264,26 @@ class NodeEmbedding(nn.Module):
         return {kind: table.layout.num_rows for kind, table in self._tables.items()}
 
     def own_ids(self, node_type: NodeType = None) -> Tensor:
-        """The original ids ``int64`` ``[n]`` of the nodes whose rows this rank has."""
-        return self._tables[node_type].layout.own_ids()
+        """The original ids ``int64`` ``[n]`` of the nodes whose rows this rank has.
+
+        Raises:
+            ValueError: If there is no table of this type, or of several none is named.
+        """
+        return self._table(node_type).layout.own_ids()
 
     def own_rows(self, node_type: NodeType = None) -> Tensor:
-        """The rows ``[n, channels]`` of these, the same memory."""
-        return self._tables[node_type].weight.detach()
+        """The rows ``[n, channels]`` of these, the same memory.
+
+        Raises:
+            ValueError: See :meth:`own_ids`.
+        """
+        return self._table(node_type).weight.detach()
+
+    def _table(self, node_type: NodeType) -> Table:
+        if node_type not in self._tables:
+            known = ", ".join(repr(kind) for kind in self._tables)
+            raise ValueError(f"node_type {node_type!r} has no table; there are those of {known}")
+        return self._tables[node_type]
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         for kind, table in self._tables.items():
@@ -374,6 +389,8 @@ def _sizes(graph: Any, node_types: Sequence[str] | None) -> dict[NodeType, int]:
     """The number of nodes of each type that gets a table."""
     if isinstance(graph, HeteroData):
         types = graph.node_types
+        if isinstance(node_types, str):
+            raise TypeError(f"node_types must be a list: pass [{node_types!r}]")
         if node_types is None:
             node_types = [kind for kind in types if "x" not in graph[kind]]
         if unknown := [kind for kind in node_types if kind not in types]:
@@ -392,6 +409,16 @@ def _sizes(graph: Any, node_types: Sequence[str] | None) -> dict[NodeType, int]:
     if graph < 0:
         raise ValueError(f"there cannot be {graph} nodes")
     return {None: graph}
+
+
+def _inits(init: Any, kinds: Iterable[NodeType]) -> dict[NodeType, Init | None]:
+    """The maker of first values of each type; ``None`` where none is given."""
+    if not isinstance(init, Mapping):
+        return dict.fromkeys(kinds, init)
+    known = list(kinds)
+    if unknown := [kind for kind in init if kind not in known]:
+        raise ValueError(f"init: no table of {unknown[0]!r} is made, only of {known}")
+    return {kind: init.get(kind) for kind in known}
 
 
 def _books(

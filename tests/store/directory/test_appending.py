@@ -553,6 +553,22 @@ def test_bad_input(tmp_path: Path, nodes: Any, edges: Any, error: Any, words: st
     assert not (path / "delta").exists()
 
 
+def test_integer_times_are_not_rounded_among_floating_point_ones(tmp_path: Path) -> None:
+    data = HeteroData()
+    data["a"].num_nodes = data["b"].num_nodes = 3
+    data["a"].time, data["b"].time = torch.arange(3), torch.rand(3)
+    data["a", "to", "b"].edge_index = EDGE
+    path = pyg_scale.save(data, tmp_path / "graph", time_attr="time")
+    rounded = "'time' of the new nodes? of 'a'.* 9007199254740993 would be rounded"
+    with pytest.raises(ValueError, match=rounded):
+        pyg_scale.append(path, {"a": {"time": torch.tensor([2**53 + 1])}})
+    with pyg_scale.Appender(path) as appender:
+        with pytest.raises(ValueError, match=rounded):
+            appender.add_node("a", time=2**53 + 1)
+        appender.add_node("a", time=2**53)
+    assert pyg_scale.open(path)["a"].time.tolist() == [0, 1, 2, 2**53]
+
+
 def test_bad_types(tmp_path: Path) -> None:
     path = pyg_scale.save(graphs.hetero(), tmp_path / "graph")
     with pytest.raises(ValueError, match="has the type 'nobody', the graph has 'user'"):
