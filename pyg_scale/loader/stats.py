@@ -42,7 +42,7 @@ class Stats:
         self._rows: dict[str, int] = {}
         self._reads: dict[str, int] = {}
 
-    def stage(self, name: str) -> AbstractContextManager[None]:
+    def stage(self, name: str) -> AbstractContextManager[Any]:
         """Counts the seconds spent within it."""
         return _Stage(self, name)
 
@@ -98,17 +98,14 @@ class Stats:
         return stats
 
 
-class _Stage:
-    """A stage of a batch: a generator's context would cost a small batch several times as much."""
+class _Stage(AbstractContextManager[Any]):
+    """A stage, from when it is made: a generator would cost a small batch several times as much."""
 
     __slots__ = ("_name", "_start", "_stats")
 
     def __init__(self, stats: Stats, name: str) -> None:
-        self._stats, self._name = stats, name
-
-    def __enter__(self) -> None:
-        self._stats.now = self._name
-        self._start = time.perf_counter()
+        stats.now = name
+        self._stats, self._name, self._start = stats, name, time.perf_counter()
 
     def __exit__(self, *error: object) -> None:
         self._stats.add_seconds(self._name, time.perf_counter() - self._start)

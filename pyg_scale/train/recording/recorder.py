@@ -242,10 +242,11 @@ class Recorder:
             warnings.warn(f"{what}: {error}", RuntimeWarning, stacklevel=3)
             if broken in self._sinks:
                 self._sinks.remove(broken)
-            if broken is not None and broken is self._out:
+            out = self._out
+            if out is not None and broken is out:
                 self._out = None
                 with suppress(OSError):  # it may try to write once more
-                    broken.close()
+                    out.close()
 
     def close(self) -> None:
         """Write what is left; may be called again."""
@@ -296,14 +297,17 @@ def _checked(name: str, value: Any) -> Any:
     elif isinstance(value, bool | np.bool_):
         return int(value)
     elif isinstance(value, Real):
-        try:
-            number = float(value)
-        except OverflowError:
-            return math.inf if value > 0 else -math.inf
-        return value if type(value) is int else number
+        return value if type(value) is int and abs(value) < 1 << 63 else _as_float(value)
     else:
         got = type(value).__name__
     raise TypeError(f"{name} must be a number or a tensor of one (got {got})")
+
+
+def _as_float(value: Any) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def _plain(value: Any) -> Any:
