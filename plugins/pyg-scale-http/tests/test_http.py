@@ -13,9 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pyarrow
 import pytest
 import torch
+from torch_geometric.data import Data
 
 from pyg_scale.serving import Neighborhoods, NewRows, Predictor
 from pyg_scale.testing import graphs
+from pyg_scale_http import messages
 from pyg_scale_http.connection import PunctualProtocol
 
 from .clients import HOPS, ask, in_background, predictions, predictor_of, serving, wait_for
@@ -163,6 +165,53 @@ def assert_same(found, expected):
                 assert left[name].numpy().tobytes() == right[name].numpy().tobytes(), name
 
 
+def read_rows(dtype, values):
+    """The rows of an attribute of a dtype in a JSON request."""
+    data = Data(x=torch.zeros(3, 1, dtype=dtype), edge_index=torch.tensor([[1], [0]]))
+    body = json.dumps({"new_rows": {"attributes": {"x": [[each] for each in values]}}})
+    with Predictor(torch.nn.Identity(), data, [2]) as made:
+        return messages.read(body.encode(), messages.JSON, made).new_rows.attributes["x"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values"),
+    [
+        (torch.float64, [0.1, 1e300, 2**53, 1]),
+        (torch.uint8, [0, 255]),
+        (torch.int64, [-(2**63), 2**63 - 1]),
+        (torch.bool, [True, 0, 1, False]),
+    ],
+)
+def test_numbers_of_json_keep_their_digits(dtype, values):
+    assert read_rows(dtype, values).flatten().tolist() == values
+
+
+def test_a_time_of_json_is_not_rounded():
+    """As float32 it would be 57.5 seconds later, and show what happened until then."""
+    body = json.dumps({"ids": [0, 1], "time": [1_700_000_070.5, 1_700_000_000.1]})
+    found = messages.read(body.encode(), messages.JSON, None).time
+    assert found.tolist() == [1_700_000_070.5, 1_700_000_000.1]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values", "what"),
+    [
+        (torch.uint8, [0, 300], "0 to 255"),
+        (torch.uint8, [-1], "0 to 255"),
+        (torch.int8, [128], "-128 to 127"),
+        (torch.int32, [2**31 + 5], "the range of torch.int32"),
+        (torch.int64, [1, True], "must be integers"),
+        (torch.int64, [1, 2.0], "must be integers"),
+        (torch.float32, [1.5, True], "must be numbers"),
+        (torch.bool, [1, 2], "true, false, 0 or 1"),
+        (torch.bool, [0.0], "true, false, 0 or 1"),
+    ],
+)
+def test_numbers_that_do_not_fit_their_attribute(dtype, values, what):
+    with pytest.raises(messages.BadRequest, match=what):
+        read_rows(dtype, values)
+
+
 @pytest.mark.parametrize(
     ("body", "status", "what"),
     [
@@ -179,6 +228,7 @@ def assert_same(found, expected):
         ({"ids": 3}, 400, "list of integers"),
         ({"ids": [1.5]}, 400, "ids must be integers"),
         ({"ids": [True]}, 400, "ids must be integers"),
+        ({"ids": [1, True]}, 400, "ids must be integers"),
         ({"ids": ["1"]}, 400, "ids must be"),
         ({"ids": [1, None]}, 400, "ids must be"),
         ({"ids": [10**30]}, 400, "ids must be"),

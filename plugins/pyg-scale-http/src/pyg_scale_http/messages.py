@@ -178,18 +178,16 @@ def _attributes(
 
 def _tensor(value: Any, dtype: torch.dtype, name: str) -> Tensor:
     """A tensor of nested lists of numbers."""
-    flat = value
-    while isinstance(flat, list) and flat:
-        flat = flat[0]
-    whole = not dtype.is_floating_point and dtype != torch.bool
-    if whole and isinstance(flat, float | bool | str):
-        raise BadRequest(f"{name} must be integers")
+    numbers = _flat(value)
+    kinds = {type(each) for each in numbers}
+    real = dtype.is_floating_point or dtype.is_complex
     try:
-        made = torch.tensor(value)
-        if whole and made.numel() and made.dtype != torch.int64:
-            raise BadRequest(f"{name} must be integers")
-        made = made.to(dtype)
-        if dtype.is_floating_point and not bool(made.isfinite().all()):
+        if not real:
+            _check_whole(numbers, kinds, dtype, name)
+        elif not kinds <= {int, float}:
+            raise BadRequest(f"{name} must be numbers")
+        made = torch.tensor(value, dtype=torch.float64 if real else dtype).to(dtype)
+        if real and not bool(made.isfinite().all()):
             raise BadRequest(f"{name} must be numbers within the range of {dtype}")
         return made
     except BadRequest:
@@ -197,6 +195,30 @@ def _tensor(value: Any, dtype: torch.dtype, name: str) -> Tensor:
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:
         reason = str(error).partition("\n")[0]
         raise BadRequest(f"{name} must be numbers in lists of equal length: {reason}") from None
+
+
+def _flat(value: Any) -> list[Any]:
+    """What nested lists hold, in any order."""
+    found, level = [], [value]
+    while level:
+        found += [each for each in level if not isinstance(each, list)]
+        level = [each for part in level if isinstance(part, list) for each in part]
+    return found
+
+
+def _check_whole(numbers: list[Any], kinds: set[type], dtype: torch.dtype, name: str) -> None:
+    """Refuse what an integer or a boolean attribute cannot hold."""
+    if dtype == torch.bool:
+        if not kinds <= {int, bool} or not {0, 1}.issuperset(numbers):
+            raise BadRequest(f"{name} must be true, false, 0 or 1")
+        return
+    if not kinds <= {int}:
+        raise BadRequest(f"{name} must be integers")
+    limits = torch.iinfo(dtype)
+    if numbers and (min(numbers) < limits.min or max(numbers) > limits.max):
+        raise BadRequest(
+            f"{name} must be integers within the range of {dtype}, {limits.min} to {limits.max}"
+        )
 
 
 # Arrow ####################################################################################
