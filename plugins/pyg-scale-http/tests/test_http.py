@@ -272,6 +272,24 @@ def test_arrow_that_would_grow_is_not_read(port, compression):
     assert pyarrow.total_allocated_bytes() - before < 1_000_000
 
 
+def test_arrow_whose_dictionary_would_grow_is_not_read(port):
+    """A dictionary is a message of its own, which may be compressed beside a plain batch."""
+
+    def parts(text, compression):
+        column = pyarrow.array([text]).dictionary_encode()
+        return list(pyarrow.ipc.MessageReader.open_stream(stream({"ids": column}, compression)))
+
+    schema, dictionary, _ = parts("a" * 20_000_000, "zstd")
+    batch = parts("a", None)[-1]
+    body = b"".join(each.serialize().to_pybytes() for each in (schema, dictionary, batch))
+    assert len(body) < 50_000
+    pool = pyarrow.default_memory_pool()
+    before = pool.total_bytes_allocated()
+    status, content, _ = ask(port, body, ARROW)
+    assert (status, "got a dictionary" in json.loads(content)["error"]) == (400, True), content
+    assert pool.total_bytes_allocated() - before < 1_000_000
+
+
 @pytest.mark.parametrize(
     ("columns", "what"),
     [

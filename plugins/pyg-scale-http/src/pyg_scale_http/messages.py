@@ -236,7 +236,14 @@ def _read_arrow(body: bytes) -> Asked:
     pyarrow = _arrow()
     try:
         for message in pyarrow.ipc.MessageReader.open_stream(body):
-            if message.type == "record batch" and _is_compressed(bytes(message.metadata)):
+            if message.type == "schema":
+                continue
+            if message.type != "record batch":  # which may be compressed, too
+                raise BadRequest(
+                    f"an Arrow stream must have record batches only (got a {message.type}): no "
+                    "column can be a dictionary"
+                )
+            if _is_compressed(bytes(message.metadata)):
                 raise BadRequest("a compressed Arrow stream is not read: a small body may be huge")
         with pyarrow.ipc.open_stream(body) as reader:
             table = reader.read_all()
