@@ -34,7 +34,8 @@ def test_json(port, predictor):
 
 def stream(columns, compression=None):
     """Columns as an Arrow stream."""
-    table, sink = pyarrow.table(columns), pyarrow.BufferOutputStream()
+    table = columns if isinstance(columns, pyarrow.Table) else pyarrow.table(columns)
+    sink = pyarrow.BufferOutputStream()
     options = pyarrow.ipc.IpcWriteOptions(compression=compression)
     with pyarrow.ipc.new_stream(sink, table.schema, options=options) as writer:
         writer.write_table(table)
@@ -307,6 +308,14 @@ def test_arrow_that_does_not_fit(port, columns, what):
     assert (status, what in json.loads(content)["error"]) == (400, True), content
 
 
+def test_arrow_with_a_column_twice(port):
+    names = ["ids", "time", "ids"]
+    table = pyarrow.Table.from_arrays([pyarrow.array([1])] * 3, names=names)
+    status, content, _ = ask(port, stream(table), ARROW)
+    expected = {"error": "an Arrow stream has the column ids more than once"}
+    assert (status, json.loads(content)) == (400, expected)
+
+
 def test_other_forms_and_paths(port):
     assert ask(port, b"ids=1", "application/x-www-form-urlencoded")[0] == 415
     assert ask(port, None, method="GET")[0] == 405
@@ -518,6 +527,18 @@ def test_a_model_that_raises_says_nothing_of_itself(gated):
     assert status == 500
     assert b"secret" not in content
     assert b"log says why" in content
+
+
+def test_a_fault_of_the_server_is_counted(data, monkeypatch):
+    def read(*_):
+        raise KeyError("secret of the server")
+
+    monkeypatch.setattr(messages, "read", read)
+    with predictor_of(data) as made, serving(made) as port:
+        status, content, _ = ask(port, {"ids": [1]})
+        assert (status, b"log says why" in content, b"secret" in content) == (500, True, False)
+        counts = ask(port, None, method="GET", path="/metrics")[1].decode()
+    assert 'answers_total{status="500"} 1\n' in counts
 
 
 @pytest.mark.slow

@@ -252,10 +252,14 @@ def _read_arrow(body: bytes) -> Asked:
         raise
     except (pyarrow.ArrowException, OSError, ValueError, struct.error) as error:
         raise BadRequest(f"the body is not an Arrow stream: {error}") from None
-    if "ids" not in table.column_names or set(table.column_names) - {"ids", "time"}:
+    names = table.column_names
+    if "ids" not in names or set(names) - {"ids", "time"}:
         raise BadRequest("an Arrow stream must have a column ids, and time if nodes have times")
+    for name in ("ids", "time"):
+        if names.count(name) > 1:
+            raise BadRequest(f"an Arrow stream has the column {name} more than once")
     columns = {}
-    for name in table.column_names:
+    for name in names:
         column = table[name]
         number = pyarrow.types.is_integer(column.type)
         if not number and not (name == "time" and pyarrow.types.is_floating(column.type)):
