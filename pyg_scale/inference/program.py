@@ -268,7 +268,7 @@ class Recorder:
         return tree_unflatten(made, spec)
 
     def _of_one(self, function: Any, args: Any, kwargs: Any, spec: Any) -> list[Tensor]:
-        """What a function gives where there is one row instead of four.
+        """The tensors that a function gives where there is one row instead of four.
 
         A model reads the number of rows as four, so one that puts it into its sizes fails here.
         """

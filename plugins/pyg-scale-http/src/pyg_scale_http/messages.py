@@ -198,7 +198,7 @@ def _tensor(value: Any, dtype: torch.dtype, name: str) -> Tensor:
 
 
 def _flat(value: Any) -> list[Any]:
-    """What nested lists hold, in any order."""
+    """The values in nested lists, in any order."""
     found, level = [], [value]
     while level:
         found += [each for each in level if not isinstance(each, list)]
