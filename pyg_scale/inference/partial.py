@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch_geometric.nn import aggr
-from torch_geometric.nn.conv import GATConv, GATv2Conv, GCNConv, MessagePassing
+from torch_geometric.nn.conv import EGConv, GATConv, GATv2Conv, GCNConv, MessagePassing
 from torch_geometric.utils import scatter
 from torch_geometric.utils import softmax as softmax_of_pyg
 
@@ -176,6 +176,11 @@ class StreamedConv:
             raise NotStreamed(f"aggr={conv.aggr!r} is not a sum, mean or extreme")
         if conv.flow != "source_to_target" or conv.node_dim not in (-2, 0):
             raise NotStreamed(f"it has flow={conv.flow!r} and node_dim={conv.node_dim}")
+        if isinstance(conv, EGConv) and (conv.add_self_loops or conv.aggregators != ["sum"]):
+            raise NotStreamed(
+                f"it has add_self_loops={conv.add_self_loops} and aggregators={conv.aggregators}, "
+                "expected False and ['sum']"
+            )
         self._reduce: str = reduce
         self.count_bytes = 0 if reduce == "sum" else torch.int32.itemsize
         self._takes_pair = not issubclass(cls, GCNConv)

@@ -23,6 +23,10 @@ from pyg_scale.inference.partial import NotStreamed, StreamedConv
 
 _SAMPLE = 4
 """Rows on which functions are computed while a model is recorded."""
+_FIXED = (
+    "sizes are fixed when a model is recorded, and layers are computed from some rows at a time. "
+    "Write -1 for the number of rows, as in h.view(-1, 2, 8), or h.flatten(1), or h.squeeze(-1)"
+)
 _ALLOWED = ("shape", "dtype", "device", "layout", "ndim", "is_cuda", "is_cpu", "requires_grad")
 _ASKED = frozenset(
     [getattr(Tensor, name).__get__ for name in _ALLOWED]
@@ -32,9 +36,37 @@ _ASKED = frozenset(
 
 @dataclass(frozen=True)
 class EdgesOf:
-    """The stand-in for the edges of a type."""
+    """The stand-in for the edges of a type, which only layers of message passing take."""
 
     edge_type: Any
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # what Python itself looks for
+            raise AttributeError(name)
+        raise NotImplementedError(_of_edges(f"asks edges for {name!r}"))
+
+    def __getitem__(self, at: Any) -> Any:
+        raise NotImplementedError(_of_edges("takes a part of edges"))
+
+    def __iter__(self) -> Iterator[Any]:
+        raise NotImplementedError(_of_edges("takes a part of edges"))
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        raise NotImplementedError(_of_edges(f"calls {_name(func)} on edges"))
+
+
+def _of_edges(what: str) -> str:
+    return (
+        f"the model {what}: give edge_index as it is to layers of message passing, and what else "
+        "is needed of edges as edge_weight= or edge_attr="
+    )
+
+
+def _name(function: Any) -> str:
+    return getattr(function, "__name__", str(function))
 
 
 @dataclass(eq=False)
@@ -125,10 +157,19 @@ class Computed(Value):
 
 
 class _Rows(torch.Tensor):
-    """The stand-in for rows: four of them, and the value that they belong to."""
+    """The stand-in for rows: four of them, and the value that they belong to.
+
+    Attributes:
+        value: The value.
+        recorder: Whose it is.
+        one: What is computed where there is one row instead of four.
+        fixed: The function that gave as many rows of one as of four; empty if none did.
+    """
 
     value: Value
     recorder: Recorder
+    one: Tensor
+    fixed: str
 
     @classmethod
     def __torch_function__(
@@ -162,11 +203,17 @@ class Recorder:
         self._model, self._real, self._device = model, real, device
         self._count = 0
 
-    def rows(self, value: Value, sample: Tensor) -> Any:
+    def rows(self, value: Value, sample: Tensor, one: Tensor | None = None, fixed: str = "") -> Any:
         """The stand-in for a value."""
         made: Any = sample.as_subclass(_Rows)
-        made.value, made.recorder = value, self
+        made.value, made.recorder, made.fixed = value, self, fixed
+        made.one = sample[:1].clone() if one is None else one
         return made
+
+    @property
+    def name(self) -> str:
+        """The name of the model."""
+        return type(self._model).__name__
 
     def input(self, node_type: Any, width: Sequence[int]) -> Any:
         """The stand-in for the features of a type."""
@@ -192,7 +239,7 @@ class Recorder:
         Raises:
             NotImplementedError: If it is not known to treat each row by itself.
         """
-        name = getattr(function, "__name__", str(function))
+        name = _name(function)
         types = {each.value.node_type for each in rows}
         if len(types) > 1:
             raise NotImplementedError(
@@ -200,21 +247,48 @@ class Recorder:
                 "once; only layers of message passing may mix types"
             )
         (node_type,) = types
+        given = args, kwargs
         args, kwargs = tree_map(
             lambda each: each.value if isinstance(each, _Rows) else each, (args, kwargs)
         )
         leaves, spec = tree_flatten(out)
-        made = []
-        for at, leaf in enumerate(leaves):
+        for leaf in leaves:
             if not isinstance(leaf, Tensor):
                 raise NotImplementedError(
                     f"the model calls {name} on rows of nodes, which gives {leaf!r}: it depends on "
                     "the numbers of all nodes at once"
                 )
+        made = []
+        fixed = next((each.fixed for each in rows if each.fixed), "")
+        for at, (leaf, one) in enumerate(zip(leaves, self._of_one(function, *given, spec))):
             value = Computed(node_type, self._next(), function, args, kwargs)
             value.at = None if isinstance(out, Tensor) else at
-            made.append(self.rows(value, leaf))
+            stays = leaf.shape[:1] == (_SAMPLE,) and one.shape[:1] != (1,)
+            made.append(self.rows(value, leaf, one, fixed or (name if stays else "")))
         return tree_unflatten(made, spec)
+
+    def _of_one(self, function: Any, args: Any, kwargs: Any, spec: Any) -> list[Tensor]:
+        """The tensors that a function gives where there is one row instead of four.
+
+        A model reads the number of rows as four, so one that puts it into its sizes fails here.
+        """
+        args, kwargs = tree_map(
+            lambda each: each.one if isinstance(each, _Rows) else each, (args, kwargs)
+        )
+        try:
+            leaves, found = tree_flatten(function(*args, **kwargs))
+        except Exception as error:
+            reason = str(error).partition("\n")[0]
+            raise NotImplementedError(
+                f"{self.name} calls {_name(function)}, which fails for another number of rows "
+                f"({reason}): {_FIXED}"
+            ) from error
+        if found != spec:
+            raise NotImplementedError(
+                f"{self.name} calls {_name(function)}, which gives {len(leaves)} tensors of one "
+                f"row and another number of {_SAMPLE} rows: {_FIXED}"
+            )
+        return leaves
 
     @contextlib.contextmanager
     def _noting(self) -> Iterator[None]:
@@ -350,6 +424,13 @@ def _check_rows(rows: Any, who: str) -> None:
     if rows.shape[:1] != (_SAMPLE,):
         raise NotImplementedError(
             f"{who} what is not a row for each node (got {list(rows.shape)} for {_SAMPLE} nodes)"
+        )
+    if rows.one.shape != (1, *rows.shape[1:]):
+        name = rows.fixed or _name(getattr(rows.value, "function", "the model"))
+        raise NotImplementedError(
+            f"{who} what is not a row for each node: {name}, which {rows.recorder.name} calls, "
+            f"gives {list(rows.shape)} for {_SAMPLE} nodes and {list(rows.one.shape)} for one: "
+            f"{_FIXED}"
         )
 
 

@@ -412,8 +412,16 @@ def check_recorded(
         state = InferenceProgress(Path(folder), {}, sizes, results_of(program))
         with state.opened(False):
             steps = RecordedPass(program, whole, state, 1 << 20, real, device).in_pieces()
-            for step in range(len(sizes)):
-                steps.run(step, tqdm(disable=True))
+            try:
+                for step in range(len(sizes)):
+                    steps.run(step, tqdm(disable=True))
+            except (NotImplementedError, torch.cuda.OutOfMemoryError, MemoryError, OSError):
+                raise
+            except Exception as error:
+                raise NotImplementedError(
+                    f"{type(model).__name__} cannot be computed from some rows and edges at a "
+                    f"time: {error!r}"
+                ) from error
             state.finish(len(sizes))
             found = opened(program, state.result)
             pairs = (

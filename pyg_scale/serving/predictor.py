@@ -7,6 +7,7 @@ import time as clock
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -245,7 +246,7 @@ class Predictor:
         for thread in self._threads:
             thread.join(max(0.0, until - clock.monotonic()))
         for request in self._line.rest():
-            request.fail(RuntimeError("the predictor was closed before this request's turn"))
+            request.fail(RuntimeError("the predictor was closed before it answered this request"))
 
     def __enter__(self) -> Predictor:
         return self
@@ -297,8 +298,7 @@ class Predictor:
     def _check_size(self, request: _Request) -> None:
         if request.size > self.max_batch:
             raise ValueError(
-                f"a request of {request.size} nodes exceeds max_batch={self.max_batch}: make "
-                "several"
+                f"{request.size} nodes exceed max_batch={self.max_batch}: make several requests"
             )
 
     def _submit(self, requests: Sequence[_Request]) -> None:
@@ -326,7 +326,7 @@ class Predictor:
         while (requests := self._line.take()) is not None:
             ready = []
             for request in requests:
-                if not request.future.set_running_or_notify_cancel():
+                if request.future.cancelled():
                     self._counts.add("cancelled")
                 elif clock.monotonic() > request.until:
                     self._counts.add("expired")
@@ -335,6 +335,7 @@ class Predictor:
                     ready.append(request)
             if ready:
                 self._answer(ready)
+            self._line.done(requests)
 
     def _answer(self, requests: list[_Request]) -> None:
         try:
@@ -361,9 +362,7 @@ class Predictor:
         # New rows have the last ids of the graph, so the request that has them is last.
         ids = requests[0].ids if len(requests) == 1 else torch.cat([r.ids for r in requests])
         times = [request.time for request in requests if request.time is not None]
-        time = None
-        if times:
-            time = times[0] if len(times) == 1 else torch.cat(times)
+        time = torch.cat(times) if len(times) > 1 else next(iter(times), None)
         neighborhoods = self.neighborhoods
         batch: Any = None
         if self._takes_blocks and rows is None:
@@ -399,6 +398,7 @@ class _Request:
         since: When it came, by the monotonic clock.
         until: When it is given up.
         future: The prediction.
+        started: True once it cannot be cancelled any more.
     """
 
     ids: Tensor
@@ -407,6 +407,7 @@ class _Request:
     since: float
     until: float
     future: Future[Tensor] = field(default_factory=Future)
+    started: bool = False
 
     @property
     def size(self) -> int:
@@ -428,17 +429,19 @@ class _Request:
         mine, theirs = (None if r.time is None else r.time.dtype for r in (self, others[0]))
         return mine == theirs and others[-1].rows is None
 
+    def start(self) -> None:
+        """Let nobody cancel it from now on; a second call does nothing."""
+        if not self.started:
+            self.started = True
+            self.future.set_running_or_notify_cancel()
+
     def answer(self, out: Tensor) -> None:
-        try:
+        with suppress(InvalidStateError):  # given up meanwhile, when the predictor was closed
             self.future.set_result(out)
-        except InvalidStateError:  # given up meanwhile, when the predictor was closed
-            pass
 
     def fail(self, error: BaseException) -> None:
-        try:
+        with suppress(InvalidStateError):
             self.future.set_exception(error)
-        except InvalidStateError:
-            pass
 
 
 class _Line:
@@ -448,6 +451,7 @@ class _Line:
         self._max_batch, self._max_waiting = max_batch, max_waiting
         self._max_delay = max_delay
         self._waiting: deque[_Request] = deque()
+        self._taken: set[_Request] = set()  # that are not answered yet
         self._changed = threading.Condition()
         self._closed = False
         self.num_nodes = 0
@@ -473,7 +477,7 @@ class _Line:
             self._changed.notify()
 
     def take(self) -> list[_Request] | None:
-        """The requests of the next batch; ``None`` once the line is closed and empty."""
+        """The requests of the next batch, started; ``None`` once the line is closed and empty."""
         with self._changed:
             while not self._waiting:
                 if self._closed:
@@ -498,12 +502,21 @@ class _Line:
     def _pop(self) -> _Request:
         request = self._waiting.popleft()
         self.num_nodes -= request.size
+        self._taken.add(request)
         return request
 
     def _leave(self, taken: list[_Request]) -> list[_Request]:
         if self._waiting:
             self._changed.notify()  # this thread may have taken the notice of another
-        return taken
+        found = [request for request in taken if request in self._taken]
+        for request in found:
+            request.start()
+        return found
+
+    def done(self, requests: Sequence[_Request]) -> None:
+        """Forget requests that were answered."""
+        with self._changed:
+            self._taken.difference_update(requests)
 
     def close(self) -> None:
         """Let nothing more in; those who wait go on."""
@@ -512,10 +525,14 @@ class _Line:
             self._changed.notify_all()
 
     def rest(self) -> list[_Request]:
-        """Take all that wait."""
+        """Take all that wait, and all that others have taken and not answered."""
         with self._changed:
-            taken = [self._pop() for _ in range(len(self._waiting))]
-        return [request for request in taken if request.future.set_running_or_notify_cancel()]
+            while self._waiting:
+                self._pop()
+            found, self._taken = list(self._taken), set()
+            for request in found:
+                request.start()
+        return found
 
 
 class _Counts:
@@ -551,9 +568,8 @@ class _Counts:
             seconds, latency = dict(self._seconds), sorted(self._latency)
         found["nodes_per_batch"] = found["nodes"] / max(1, found["batches"])
         found["seconds"] = seconds
-        last = len(latency) - 1
         found["latency"] = {
-            name: latency[round(share * last)] if latency else None
+            name: latency[round(share * (len(latency) - 1))] if latency else None
             for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("max", 1.0))
         }
         return found

@@ -12,6 +12,7 @@ from pyg_scale.datasets import planted_communities
 from pyg_scale.errors import OverloadError, PredictionTimeoutError
 from pyg_scale.loader import NeighborLoader
 from pyg_scale.serving import NewRows, Predictor
+from pyg_scale.serving.predictor import _Line, _Request
 from pyg_scale.testing import graphs
 
 HOPS = [4, 3]
@@ -243,12 +244,36 @@ def test_closing_answers_those_who_wait(data):
 def test_closing_gives_up_in_time(data):
     model = Gate()
     predictor = Predictor(model, data, HOPS, forward=Gate.ids, max_batch=1)
-    hold(model, predictor)
-    waiting = predictor.submit([1])
+    under_way = hold(model, predictor)
+    waiting, given_up = predictor.submit([1]), predictor.submit([2])
+    assert given_up.cancel()
     predictor.close(timeout=0.05)
-    with pytest.raises(RuntimeError, match="closed before"):
-        waiting.result(0)
+    for future in (under_way, waiting):
+        with pytest.raises(RuntimeError, match="closed before"):
+            future.result(0)
+    assert given_up.cancelled()
     model.open.set()
+    for thread in threading.enumerate():
+        if thread.name.startswith("predictor"):
+            thread.join(20)
+            assert not thread.is_alive()
+
+
+def test_closing_gives_up_what_waits_for_company(data):
+    """A request that a thread has taken, and for which it waits for others to share its batch."""
+    line = _Line(max_batch=4, max_waiting=8, max_delay=30.0)
+    request = _Request(torch.tensor([1]), None, None, time.monotonic(), float("inf"))
+    found = []
+    thread = threading.Thread(target=lambda: found.append(line.take()), daemon=True)
+    thread.start()
+    line.put([request])
+    until = time.monotonic() + 20
+    while line.num_nodes and time.monotonic() < until:
+        time.sleep(0.001)
+    assert line.rest() == [request]
+    line.close()
+    thread.join(20)
+    assert found == [[]]
 
 
 def test_new_rows_share_a_batch_with_those_before(data):

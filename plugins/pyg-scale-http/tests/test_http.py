@@ -13,9 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pyarrow
 import pytest
 import torch
+from torch_geometric.data import Data
 
 from pyg_scale.serving import Neighborhoods, NewRows, Predictor
 from pyg_scale.testing import graphs
+from pyg_scale_http import messages
 from pyg_scale_http.connection import PunctualProtocol
 
 from .clients import HOPS, ask, in_background, predictions, predictor_of, serving, wait_for
@@ -32,7 +34,8 @@ def test_json(port, predictor):
 
 def stream(columns, compression=None):
     """Columns as an Arrow stream."""
-    table, sink = pyarrow.table(columns), pyarrow.BufferOutputStream()
+    table = columns if isinstance(columns, pyarrow.Table) else pyarrow.table(columns)
+    sink = pyarrow.BufferOutputStream()
     options = pyarrow.ipc.IpcWriteOptions(compression=compression)
     with pyarrow.ipc.new_stream(sink, table.schema, options=options) as writer:
         writer.write_table(table)
@@ -163,6 +166,53 @@ def assert_same(found, expected):
                 assert left[name].numpy().tobytes() == right[name].numpy().tobytes(), name
 
 
+def read_rows(dtype, values):
+    """The rows of an attribute of a dtype in a JSON request."""
+    data = Data(x=torch.zeros(3, 1, dtype=dtype), edge_index=torch.tensor([[1], [0]]))
+    body = json.dumps({"new_rows": {"attributes": {"x": [[each] for each in values]}}})
+    with Predictor(torch.nn.Identity(), data, [2]) as made:
+        return messages.read(body.encode(), messages.JSON, made).new_rows.attributes["x"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values"),
+    [
+        (torch.float64, [0.1, 1e300, 2**53, 1]),
+        (torch.uint8, [0, 255]),
+        (torch.int64, [-(2**63), 2**63 - 1]),
+        (torch.bool, [True, 0, 1, False]),
+    ],
+)
+def test_numbers_of_json_keep_their_digits(dtype, values):
+    assert read_rows(dtype, values).flatten().tolist() == values
+
+
+def test_a_time_of_json_is_not_rounded():
+    """As float32 it would be 57.5 seconds later, and show what happened until then."""
+    body = json.dumps({"ids": [0, 1], "time": [1_700_000_070.5, 1_700_000_000.1]})
+    found = messages.read(body.encode(), messages.JSON, None).time
+    assert found.tolist() == [1_700_000_070.5, 1_700_000_000.1]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values", "what"),
+    [
+        (torch.uint8, [0, 300], "0 to 255"),
+        (torch.uint8, [-1], "0 to 255"),
+        (torch.int8, [128], "-128 to 127"),
+        (torch.int32, [2**31 + 5], "the range of torch.int32"),
+        (torch.int64, [1, True], "must be integers"),
+        (torch.int64, [1, 2.0], "must be integers"),
+        (torch.float32, [1.5, True], "must be numbers"),
+        (torch.bool, [1, 2], "true, false, 0 or 1"),
+        (torch.bool, [0.0], "true, false, 0 or 1"),
+    ],
+)
+def test_numbers_that_do_not_fit_their_attribute(dtype, values, what):
+    with pytest.raises(messages.BadRequest, match=what):
+        read_rows(dtype, values)
+
+
 @pytest.mark.parametrize(
     ("body", "status", "what"),
     [
@@ -179,6 +229,7 @@ def assert_same(found, expected):
         ({"ids": 3}, 400, "list of integers"),
         ({"ids": [1.5]}, 400, "ids must be integers"),
         ({"ids": [True]}, 400, "ids must be integers"),
+        ({"ids": [1, True]}, 400, "ids must be integers"),
         ({"ids": ["1"]}, 400, "ids must be"),
         ({"ids": [1, None]}, 400, "ids must be"),
         ({"ids": [10**30]}, 400, "ids must be"),
@@ -222,6 +273,24 @@ def test_arrow_that_would_grow_is_not_read(port, compression):
     assert pyarrow.total_allocated_bytes() - before < 1_000_000
 
 
+def test_arrow_whose_dictionary_would_grow_is_not_read(port):
+    """A dictionary is a message of its own, which may be compressed beside a plain batch."""
+
+    def parts(text, compression):
+        column = pyarrow.array([text]).dictionary_encode()
+        return list(pyarrow.ipc.MessageReader.open_stream(stream({"ids": column}, compression)))
+
+    schema, dictionary, _ = parts("a" * 20_000_000, "zstd")
+    batch = parts("a", None)[-1]
+    body = b"".join(each.serialize().to_pybytes() for each in (schema, dictionary, batch))
+    assert len(body) < 50_000
+    pool = pyarrow.default_memory_pool()
+    before = pool.total_bytes_allocated()
+    status, content, _ = ask(port, body, ARROW)
+    assert (status, "got a dictionary" in json.loads(content)["error"]) == (400, True), content
+    assert pool.total_bytes_allocated() - before < 1_000_000
+
+
 @pytest.mark.parametrize(
     ("columns", "what"),
     [
@@ -237,6 +306,14 @@ def test_arrow_that_would_grow_is_not_read(port, compression):
 def test_arrow_that_does_not_fit(port, columns, what):
     status, content, _ = ask(port, stream(columns), ARROW)
     assert (status, what in json.loads(content)["error"]) == (400, True), content
+
+
+def test_arrow_with_a_column_twice(port):
+    names = ["ids", "time", "ids"]
+    table = pyarrow.Table.from_arrays([pyarrow.array([1])] * 3, names=names)
+    status, content, _ = ask(port, stream(table), ARROW)
+    expected = {"error": "an Arrow stream has the column ids more than once"}
+    assert (status, json.loads(content)) == (400, expected)
 
 
 def test_other_forms_and_paths(port):
@@ -450,6 +527,18 @@ def test_a_model_that_raises_says_nothing_of_itself(gated):
     assert status == 500
     assert b"secret" not in content
     assert b"log says why" in content
+
+
+def test_a_fault_of_the_server_is_counted(data, monkeypatch):
+    def read(*_):
+        raise KeyError("secret of the server")
+
+    monkeypatch.setattr(messages, "read", read)
+    with predictor_of(data) as made, serving(made) as port:
+        status, content, _ = ask(port, {"ids": [1]})
+        assert (status, b"log says why" in content, b"secret" in content) == (500, True, False)
+        counts = ask(port, None, method="GET", path="/metrics")[1].decode()
+    assert 'answers_total{status="500"} 1\n' in counts
 
 
 @pytest.mark.slow

@@ -84,6 +84,14 @@ def test_ids_are_text_of_any_layout(tmp_path, name, form):
     assert pyg_scale.open(tmp_path / "g").edge_index.tolist() == [[1, 0], [0, 1]]
 
 
+@pytest.mark.parametrize("form", ["parquet", "arrow"])
+def test_ids_that_end_in_nul_are_refused(tmp_path, form):
+    columns = {"src": ["a", "b", "b\0"], "dst": ["b", "a", "a\0b"]}
+    write(tmp_path / f"edges.{form}", **columns)
+    with pytest.raises(ValueError, match="row 2 of .*, column 'src', ends in a NUL byte"):
+        convert(tmp_path / f"edges.{form}", tmp_path / "graph", quiet=True)
+
+
 def test_ids_may_be_hashes_of_64_bits(tmp_path):
     ids = np.array([2**63 + 5, 3, 2**64 - 1, 2**63 + 6], dtype="u8")
     edges = write(tmp_path / "e.parquet", a=ids[[0, 1, 2]], b=ids[[1, 2, 3]])

@@ -7,6 +7,7 @@ import pytest
 import pyg_scale
 from pyg_scale.convert import convert
 from pyg_scale_tables import keys as module
+from pyg_scale_tables.columns import nanoseconds
 from pyg_scale_tables.keys import KeyIndex, plain_keys
 
 
@@ -120,3 +121,35 @@ def test_tables_that_refer_to_each_other_in_circles(tmp_path):
         ("people", "f2p_boss", "people"): [[0, 1, 2], [2, 0, 2]],
         ("people", "rev_f2p_boss", "people"): [[2, 0, 2], [0, 1, 2]],
     }
+
+
+def test_text_keys_that_end_in_nul_are_refused():
+    values = pa.array(["skipped", None, "", "\0a", "b", "b\0"]).slice(1)
+    with pytest.raises(ValueError, match="^row 14 ends in a NUL byte"):
+        plain_keys(values, 10, name)
+    assert plain_keys(values.slice(0, 4), 10, name)[0].tolist() == [b"", b"\0a", b"b"]
+
+
+def test_times_of_text_have_nanoseconds():
+    texts = [
+        "2024-05-17T12:30:00.1234567Z",
+        "2024-05-17 12:30:00.123456789+02:00",
+        "1969-12-31T23:59:59.12345678999",
+        "1969-12-31T23:59:59.9999999",
+        "2024-05-17T12:30:00.12",
+        "2024-05-17",
+    ]
+    expected = [
+        "2024-05-17T12:30:00.1234567",
+        "2024-05-17T10:30:00.123456789",
+        "1969-12-31T23:59:59.123456789",
+        "1969-12-31T23:59:59.9999999",
+        "2024-05-17T12:30:00.12",
+        "2024-05-17",
+    ]
+    found = nanoseconds(pa.array([*texts, None]), 0, None, name, missing_is=-1)
+    assert found.tolist() == [*np.array(expected, "M8[ns]").astype(int), -1]
+    with pytest.raises(ValueError, match="row 6 is '2024-05-17T12:30:00.1234567x', which is no"):
+        nanoseconds(pa.array([*texts, f"{texts[0][:-1]}x"]), 0, None, name)
+    with pytest.raises(ValueError, match="row 1 is .* from the year 1678 to 2261"):
+        nanoseconds(pa.array([texts[0], "2262-04-11T23:47:16.854775999"]), 0, None, name)

@@ -98,6 +98,24 @@ def rewritten(shop, table, **columns):
     pd.read_parquet(file).assign(**columns).to_parquet(file, index=False)
 
 
+def test_numbers_beyond_float32(shop, tmp_path):
+    rewritten(shop, "orders", size=np.where(np.arange(400) == 19, -1e39, np.inf))
+    refused(shop, tmp_path, ValueError, "'orders', column 'size', row 19 .* is -1e.*39, beyond")
+
+
+def test_lists_of_numbers_beyond_float32(shop, tmp_path):
+    lists = [[1.0, 2.0]] * 400
+    lists[2], lists[21] = None, [0.0, 1e300]
+    rewritten(shop, "orders", lists=lists)
+    refused(shop, tmp_path, ValueError, "'orders', column 'lists', row 21 .* is 1e.*300, beyond")
+
+
+def test_text_keys_that_end_in_nul(shop, tmp_path):
+    """NumPy takes them for keys without it."""
+    changed(shop, "orders", "sku", lambda values: put(6, values[6] + "\0")(values))
+    refused(shop, tmp_path, ValueError, "'orders', column 'sku', row 6 .* ends in a NUL byte")
+
+
 def test_a_key_far_away_that_is_there_twice(shop, tmp_path):
     count = len(pd.read_parquet(shop / "db/customers.parquet"))
     ids = np.arange(count) * 10**12

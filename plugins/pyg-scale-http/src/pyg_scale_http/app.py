@@ -91,7 +91,11 @@ class Service:
 
     async def predict(self, request: Request) -> Response:
         """Predictions for the nodes of a request."""
-        answer = await self._predict(request)
+        try:
+            answer = await self._predict(request)
+        except Exception:
+            _log.exception("a request failed")
+            answer = _error("the server failed; its log says why", 500)
         self._answers[answer.status_code] = self._answers.get(answer.status_code, 0) + 1
         return answer
 

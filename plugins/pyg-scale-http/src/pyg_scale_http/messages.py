@@ -178,18 +178,16 @@ def _attributes(
 
 def _tensor(value: Any, dtype: torch.dtype, name: str) -> Tensor:
     """A tensor of nested lists of numbers."""
-    flat = value
-    while isinstance(flat, list) and flat:
-        flat = flat[0]
-    whole = not dtype.is_floating_point and dtype != torch.bool
-    if whole and isinstance(flat, float | bool | str):
-        raise BadRequest(f"{name} must be integers")
+    numbers = _flat(value)
+    kinds = {type(each) for each in numbers}
+    real = dtype.is_floating_point or dtype.is_complex
     try:
-        made = torch.tensor(value)
-        if whole and made.numel() and made.dtype != torch.int64:
-            raise BadRequest(f"{name} must be integers")
-        made = made.to(dtype)
-        if dtype.is_floating_point and not bool(made.isfinite().all()):
+        if not real:
+            _check_whole(numbers, kinds, dtype, name)
+        elif not kinds <= {int, float}:
+            raise BadRequest(f"{name} must be numbers")
+        made = torch.tensor(value, dtype=torch.float64 if real else dtype).to(dtype)
+        if real and not bool(made.isfinite().all()):
             raise BadRequest(f"{name} must be numbers within the range of {dtype}")
         return made
     except BadRequest:
@@ -197,6 +195,30 @@ def _tensor(value: Any, dtype: torch.dtype, name: str) -> Tensor:
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:
         reason = str(error).partition("\n")[0]
         raise BadRequest(f"{name} must be numbers in lists of equal length: {reason}") from None
+
+
+def _flat(value: Any) -> list[Any]:
+    """The values in nested lists, in any order."""
+    found, level = [], [value]
+    while level:
+        found += [each for each in level if not isinstance(each, list)]
+        level = [each for part in level if isinstance(part, list) for each in part]
+    return found
+
+
+def _check_whole(numbers: list[Any], kinds: set[type], dtype: torch.dtype, name: str) -> None:
+    """Refuse what an integer or a boolean attribute cannot hold."""
+    if dtype == torch.bool:
+        if not kinds <= {int, bool} or not {0, 1}.issuperset(numbers):
+            raise BadRequest(f"{name} must be true, false, 0 or 1")
+        return
+    if not kinds <= {int}:
+        raise BadRequest(f"{name} must be integers")
+    limits = torch.iinfo(dtype)
+    if numbers and (min(numbers) < limits.min or max(numbers) > limits.max):
+        raise BadRequest(
+            f"{name} must be integers within the range of {dtype}, {limits.min} to {limits.max}"
+        )
 
 
 # Arrow ####################################################################################
@@ -214,7 +236,14 @@ def _read_arrow(body: bytes) -> Asked:
     pyarrow = _arrow()
     try:
         for message in pyarrow.ipc.MessageReader.open_stream(body):
-            if message.type == "record batch" and _is_compressed(bytes(message.metadata)):
+            if message.type == "schema":
+                continue
+            if message.type != "record batch":  # which may be compressed, too
+                raise BadRequest(
+                    f"an Arrow stream must have record batches only (got a {message.type}): no "
+                    "column can be a dictionary"
+                )
+            if _is_compressed(bytes(message.metadata)):
                 raise BadRequest("a compressed Arrow stream is not read: a small body may be huge")
         with pyarrow.ipc.open_stream(body) as reader:
             table = reader.read_all()
@@ -223,10 +252,14 @@ def _read_arrow(body: bytes) -> Asked:
         raise
     except (pyarrow.ArrowException, OSError, ValueError, struct.error) as error:
         raise BadRequest(f"the body is not an Arrow stream: {error}") from None
-    if "ids" not in table.column_names or set(table.column_names) - {"ids", "time"}:
+    names = table.column_names
+    if "ids" not in names or set(names) - {"ids", "time"}:
         raise BadRequest("an Arrow stream must have a column ids, and time if nodes have times")
+    for name in ("ids", "time"):
+        if names.count(name) > 1:
+            raise BadRequest(f"an Arrow stream has the column {name} more than once")
     columns = {}
-    for name in table.column_names:
+    for name in names:
         column = table[name]
         number = pyarrow.types.is_integer(column.type)
         if not number and not (name == "time" and pyarrow.types.is_floating(column.type)):

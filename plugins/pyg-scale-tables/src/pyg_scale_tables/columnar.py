@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +96,9 @@ class ColumnarTable(Table):
         if pa.types.is_dictionary(values.type):
             values = values.dictionary_decode()
         if column.dtype == "text":
-            return byte_strings(values)
+            return byte_strings(
+                values, lambda row: f"{self.row_name(begin + row)}, column {name!r},"
+            )
         if column.row:
             return self._lists(name, values, begin)
         return np.array(values.to_numpy(zero_copy_only=False), column.dtype)
@@ -177,8 +179,16 @@ class ArrowReader(_ColumnarReader):
     table = ArrowTable
 
 
-def byte_strings(values: Any) -> Array:
-    """An Arrow array of text without nulls as a NumPy array of dtype ``S``, in UTF-8."""
+def byte_strings(values: Any, name: Callable[[int], str]) -> Array:
+    """An Arrow array of text without nulls as a NumPy array of dtype ``S``, in UTF-8.
+
+    Args:
+        values: The array.
+        name: Names a row of it.
+
+    Raises:
+        ValueError: If a text ends in a NUL byte, which NumPy does not tell from a shorter text.
+    """
     if len(values) == 0:
         return np.empty(0, "S1")
     if isinstance(values, pa.ChunkedArray):
@@ -191,5 +201,10 @@ def byte_strings(values: Any) -> Array:
     out = np.zeros((len(packed), width), np.uint8)
     if ends[-1] > ends[0]:
         inside = np.arange(width) < lengths[:, None]
-        out[inside] = np.frombuffer(data, np.uint8)[ends[0] : ends[-1]]
+        letters = np.frombuffer(data, np.uint8)
+        out[inside] = letters[ends[0] : ends[-1]]
+        wrong = (lengths > 0) & (letters[np.maximum(ends[1:], 1) - 1] == 0)
+        if wrong.any():
+            row = int(wrong.argmax())
+            raise ValueError(f"{name(row)} ends in a NUL byte: such text cannot be told apart")
     return out.reshape(-1).view(f"S{width}")

@@ -83,7 +83,9 @@ class Numerical(Encoder):
         elif pa.types.is_boolean(values.type):
             values = pc.cast(values, pa.int8())
         numbers = values.to_numpy(zero_copy_only=False)  # floats with NaN where some are missing
-        out[:] = numbers
+        row = _assign(out, numbers)
+        if row is not None:
+            raise ValueError(_too_large(self.row_name(begin + row), numbers[row]))
         self._sample.append(out[-begin % self._step :: self._step].copy())
         known = numbers[np.isfinite(numbers)] if numbers.dtype.kind == "f" else numbers
         if len(known):
@@ -103,6 +105,25 @@ class Numerical(Encoder):
         quantiles = np.quantile(sample, [0, 0.25, 0.5, 0.75, 1]).tolist()
         std = float(np.sqrt(self._squares / self._count))
         return {"MEAN": self._mean, "STD": std, "QUANTILES": quantiles}
+
+
+def _assign(out: Array, numbers: Array) -> int | None:
+    """Round to ``float32``, and return the place of a finite number that became infinite."""
+    with np.errstate(over="ignore"):
+        out[:] = numbers
+    if numbers.dtype != np.float64:  # integers, too, are less than the largest float32
+        return None
+    wrong = np.isinf(out)
+    if wrong.any():
+        wrong &= np.isfinite(numbers)
+    return int(wrong.argmax()) if wrong.any() else None
+
+
+def _too_large(name: str, number: Any) -> str:
+    return (
+        f"{name} is {number}, beyond the range of float32, in which numbers are kept: scale the "
+        "column, or list it under drop"
+    )
 
 
 class Vocabulary:
@@ -294,6 +315,12 @@ class Embedding(Encoder):
             )
         flat = values.drop_null().flatten().to_numpy(zero_copy_only=False)
         out[missing] = np.nan
+        if flat.dtype == np.float64:
+            wide, flat = flat, np.empty(len(flat), np.float32)
+            place = _assign(flat, wide)
+            if place is not None:
+                row = int((~missing).nonzero()[0][place // length])
+                raise ValueError(_too_large(self.row_name(begin + row), wide[place]))
         out[~missing] = flat.reshape(-1, length)
 
     def details(self) -> dict[str, Any]:
@@ -439,7 +466,8 @@ def nanoseconds(
 ) -> Array:
     """Times as UTC nanoseconds since 1970, ``int64`` ``[n]``.
 
-    A time without a zone is one in UTC, a date its midnight. Text is as in ISO 8601.
+    A time without a zone is one in UTC, a date its midnight. Text is as in ISO 8601;
+    digits after those of nanoseconds are left out.
 
     Args:
         values: An Arrow array of timestamps, dates, text, or integers in a unit.
@@ -458,9 +486,9 @@ def nanoseconds(
     if values.null_count and missing_is is None:
         row = int(np.asarray(values.is_null()).argmax())
         raise ValueError(f"{name(begin + row)} is missing: give every row a time")
-    kind = values.type
+    kind, rest = values.type, None
     if is_text(kind):
-        times = _read_texts(values, begin, name)
+        times, rest = _read_texts(values, begin, name)
     elif pa.types.is_integer(kind):
         if unit is None:
             raise ValueError(
@@ -480,7 +508,7 @@ def nanoseconds(
     ticks = times if pa.types.is_integer(times.type) else times.view(pa.int64())
     found = np.asarray(pc.fill_null(pc.cast(ticks, pa.int64()), 0))
     factor = TIME_UNITS[unit or "ns"]
-    limit = _LAST // factor
+    limit = _LAST // factor - (rest is not None)
     if len(found) and (int(found.max()) > limit or int(found.min()) < -limit):
         row = int(((found > limit) | (found < -limit)).argmax())
         raise ValueError(
@@ -488,22 +516,32 @@ def nanoseconds(
             "year 1678 to 2261"
         )
     found = found * factor if factor != 1 else found
+    found = found if rest is None else found + rest
     if values.null_count and missing_is is not None:
         found = np.where(np.asarray(values.is_null()), missing_is, found)
     return found
 
 
-def _of_text(values: Any) -> Any:
+def _of_text(values: Any) -> tuple[Any, Array | None]:
+    """Times in microseconds, and the nanoseconds that come to them, if any text has these."""
     text = pc.utf8_trim_whitespace(pc.cast(values, pa.string()))
     zoned = pc.match_substring_regex(text, r"(Z|[+-]\d\d(:?\d\d)?)$")
     dated = pc.match_substring_regex(text, r"^\d{4}-\d\d-\d\d$")
     zoned = pc.and_(zoned, pc.invert(dated))
     known = pc.if_else(zoned, text, pc.binary_join_element_wise(text, "Z", ""))
     known = pc.if_else(dated, pc.binary_join_element_wise(text, " 00:00:00Z", ""), known)
-    return pc.cast(known, pa.timestamp("us", "UTC"))
+    kind = pa.timestamp("us", "UTC")
+    try:
+        return pc.cast(known, kind), None
+    except pa.ArrowInvalid:
+        short = pc.replace_substring_regex(known, r"(:\d\d\.\d{6})\d+", r"\1")
+        times = pc.cast(short, kind)  # fails again if there are other reasons
+        digits = pc.extract_regex(known, r":\d\d\.\d{6}(?P<rest>\d{1,3})")
+        rest = pc.cast(pc.utf8_rpad(pc.struct_field(digits, "rest"), 3, "0"), pa.int64())
+        return times, np.asarray(pc.fill_null(rest, 0))
 
 
-def _read_texts(values: Any, begin: int, name: RowName) -> Any:
+def _read_texts(values: Any, begin: int, name: RowName) -> tuple[Any, Array | None]:
     try:
         return _of_text(values)
     except pa.ArrowInvalid:

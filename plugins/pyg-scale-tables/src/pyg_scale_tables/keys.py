@@ -54,7 +54,7 @@ def plain_keys(values: Any, begin: int, name: RowName) -> tuple[Array, Array | N
                 f"{name(begin + _row(has, row))} is a key of {longest} bytes, at most {_LONGEST} "
                 "are read"
             )
-        return byte_strings(values), has
+        return byte_strings(values, lambda row: name(begin + _row(has, row))), has
     if pa.types.is_null(kind):
         return np.empty(0, np.int64), np.zeros(len(has) if has is not None else 0, bool)
     if pa.types.is_floating(kind):

@@ -185,7 +185,9 @@ class CsvTable(Table):
             raise ValueError(f"{self.row_name(begin + row)} has no value in column {name!r}")
         dtype = self.columns[name].dtype
         if dtype == "text":
-            return byte_strings(values)
+            return byte_strings(
+                values, lambda row: f"{self.row_name(begin + row)}, column {name!r},"
+            )
         convert = functools.partial(_numbers, dtype=dtype, padded=name in self._given)
         try:
             return convert(values)
