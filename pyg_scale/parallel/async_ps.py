@@ -133,6 +133,13 @@ class ParameterServer:
             self.version += 1
             return (staleness, *self._pull(worker))
 
+    def pull_all(self, workers: Iterable[int]) -> list[Tensor]:
+        """The parameters that there are now, which all of these workers get."""
+        with self._lock:
+            values = self._values()
+            self._seen |= dict.fromkeys(workers, (self.version, values))
+            return values
+
     def state_dict(self) -> dict[str, Any]:
         """Return parameters, the optimizer's state, and the versions that workers have."""
         with self._lock:
@@ -156,9 +163,12 @@ class ParameterServer:
             }
 
     def _pull(self, worker: int) -> tuple[int, list[Tensor]]:
-        values = [each.detach().clone() for each in self.parameters]
+        values = self._values()
         self._seen[worker] = self.version, values
         return self.version, values
+
+    def _values(self) -> list[Tensor]:
+        return [each.detach().clone() for each in self.parameters]
 
 
 class Worker(Replica):
@@ -176,15 +186,16 @@ class Worker(Replica):
         self.staleness = 0
         self.optimizer = _RemoteOptimizer(self)
         tensors = [*module.parameters(), *module.buffers()]
-        # Ranks end an epoch as a round to which they bring nothing.
+        # Ranks end an epoch as a round to which they bring nothing. All get its result, as what
+        # the server has may change before the slowest of them asks.
         served = _Served(module, method)
         self._rounds = Rounds(
-            group, lambda _: [], packed(tensors), handlers=served.handlers, timeout=method.timeout
+            group, served.end, packed(tensors), handlers=served.handlers, timeout=method.timeout
         )
         self._finalizer = weakref.finalize(self, self._rounds.close)
         unpack(self._rounds.start(), tensors)
         self.server = served.server if self._rounds.rank == 0 else None
-        self._take(self._rounds.ask("pull", [self._rank()]))
+        self._pull()
 
     @property
     def rank_state(self) -> _WorkerState:
@@ -210,7 +221,7 @@ class Worker(Replica):
             CommTimeoutError: If it does not answer in time.
         """
         if not self.seeds:
-            self._take(self._rounds.ask("pull", [self._rank()]))
+            self._pull()
             return
         parameters = list(self.module.parameters())
         for name, parameter in self.module.named_parameters():
@@ -221,12 +232,14 @@ class Worker(Replica):
                 )
         used = torch.tensor([parameter.grad is not None for parameter in parameters])
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        answer = self._rounds.ask("push", [self._rank(), used, *packed(gradients)])
-        self._take(answer)
+        about, *values = self._rounds.ask("push", [self._rank(), used, *packed(gradients)])
+        self._take(values, int(about[0]))
 
-    def _take(self, answer: list[Tensor]) -> None:
-        about, *values = answer
-        self.staleness = int(about[0])
+    def _pull(self) -> None:
+        self._take(self._rounds.ask("pull", [self._rank()]))
+
+    def _take(self, values: list[Tensor], staleness: int = 0) -> None:
+        self.staleness = staleness
         unpack(values, list(self.module.parameters()))
         self.seeds = self.steps = 0
 
@@ -235,12 +248,16 @@ class Worker(Replica):
         """At its end, ranks wait for each other, and all have the same parameters.
 
         Within it, nobody waits: ranks without batches make no steps. A rank that is gone, or is
-        not there ``timeout`` seconds after the first, is not waited for; rank 0 warns.
+        not there ``timeout`` seconds after the first, is not waited for; rank 0 warns. A rank that
+        was late gets the parameters that there are when it comes.
         """
         functions_of(steps)
         yield
-        self._rounds.end([])
-        self._take(self._rounds.ask("pull", [self._rank()]))
+        ended = self._rounds.end([])
+        if self._rounds.rank in ended.ranks:
+            self._take(ended.result)
+        else:
+            self._pull()
 
     def close(self) -> None:
         """End. Rank 0 first waits, for a minute at most, until the others have ended.
@@ -278,9 +295,13 @@ class _Served:
         self.server = ParameterServer(module.parameters(), method)
         self.handlers = {"pull": self._pull, "push": self._push}
 
+    def end(self, brought: Mapping[int, Any]) -> list[Tensor]:
+        """The parameters that workers have after an epoch."""
+        return packed(self.server.pull_all(brought))
+
     def _pull(self, tensors: list[Tensor]) -> list[Tensor]:
         _, values = self.server.pull(int(tensors[0]))
-        return [torch.tensor([0]), *packed(values)]
+        return packed(values)
 
     def _push(self, tensors: list[Tensor]) -> list[Tensor]:
         worker, used, *packs = tensors

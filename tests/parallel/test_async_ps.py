@@ -142,6 +142,46 @@ def test_a_run_that_is_resumed(ranks: WaitingProcesses, tmp_path: Path) -> None:
     ranks.run(resumed, str(tmp_path))
 
 
+def slow_to_hear() -> None:
+    """Rank 2 hears of the end of an epoch after rank 1 has made a step of the next one."""
+    rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
+    model = parallel.wrap(Net(), "async_ps", optimizer=SGD)
+    end = model._rounds.end
+
+    def heard_late(tensors: list[Tensor]) -> Any:
+        ended = end(tensors)
+        store.wait(["a step of the next epoch"], timedelta(seconds=20))
+        return ended
+
+    if rank == 2:
+        model._rounds.end = heard_late
+    with model.join(model.optimizer):
+        step_of(model, 0)
+    weight = model.module.last.lin_l.weight.detach().clone()
+    if rank == 1:
+        step_of(model, 1)
+        store.set("a step of the next epoch", "")
+    every = [torch.empty_like(weight) for _ in range(3)]
+    dist.all_gather(every, weight)
+    assert torch.equal(every[1], every[0]) and torch.equal(every[1], every[2])
+    if rank == 2:
+        step_of(model, 2)
+        assert model.staleness == 1
+    dist.barrier()
+    model.close()
+
+
+def step_of(model: Any, step: int) -> None:
+    batch = batch_of(dist.get_rank(), step, 3)
+    model.optimizer.zero_grad()
+    model.backward(loss_of(model, batch), 3)
+    model.optimizer.step()
+
+
+def test_all_have_the_same_at_the_end_of_an_epoch(ranks: WaitingProcesses) -> None:
+    ranks.run(slow_to_hear)
+
+
 def one_worker() -> None:
     """To the bit what the optimizer does alone, also where a parameter is not used."""
     adam = partial(torch.optim.Adam, lr=0.01)
