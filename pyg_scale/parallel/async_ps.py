@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from pyg_scale.parallel.base import Parallel
 from pyg_scale.parallel.replica import Replica, check_module, functions_of
@@ -26,7 +28,9 @@ _RATES: dict[str, Callable[[int], float]] = {
     "dc": lambda staleness: 1.0,
 }
 
-MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+
+MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
 
 
 class AsyncPS(Parallel):
@@ -87,11 +91,20 @@ class ParameterServer:
     Args:
         parameters: What they are at first; they are copied.
         method: The options.
+
+    Raises:
+        TypeError: If the rates of the optimizer cannot be scaled, as another one is within it.
     """
 
     def __init__(self, parameters: Iterable[Tensor], method: AsyncPS) -> None:
         self.parameters = [nn.Parameter(each.detach().clone()) for each in parameters]
         self.optimizer = method.optimizer(self.parameters)
+        scales = method.staleness != "dc"
+        if scales and any(isinstance(each, Optimizer) for each in vars(self.optimizer).values()):
+            raise TypeError(
+                f"optimizer must make an optimizer with no other within, as its rates are scaled "
+                f"for single steps (got {type(self.optimizer).__name__}): use staleness='dc'"
+            )
         self.version = 0
         self._method = method
         self._lock = threading.Lock()
@@ -122,14 +135,7 @@ class ParameterServer:
                     moved = parameter.detach() - old
                     gradient = gradient + self._method.compensation * gradient**2 * moved
                 parameter.grad = gradient
-            rates = [group["lr"] for group in self.optimizer.param_groups]
-            try:
-                for group, rate in zip(self.optimizer.param_groups, rates):
-                    group["lr"] = rate * _RATES[self._method.staleness](staleness)
-                self.optimizer.step()
-            finally:
-                for group, rate in zip(self.optimizer.param_groups, rates):
-                    group["lr"] = rate
+            step(self.optimizer, _RATES[self._method.staleness](staleness))
             self.version += 1
             return (staleness, *self._pull(worker))
 
@@ -169,6 +175,39 @@ class ParameterServer:
 
     def _values(self) -> list[Tensor]:
         return [each.detach().clone() for each in self.parameters]
+
+
+def step(optimizer: Optimizer, rate: float) -> None:
+    """Make a step with all learning rates times ``rate``.
+
+    Nobody sees these rates but the step itself: a scheduler may change those of the optimizer
+    meanwhile, in another thread.
+    """
+    if rate == 1:
+        optimizer.step()
+        return
+    args: tuple[Any, ...] = (optimizer,)
+    kwargs: dict[str, Any] = {}
+    for hook in optimizer._optimizer_step_pre_hooks.values():
+        args, kwargs = hook(optimizer, args, kwargs) or (args, kwargs)
+    # A twin makes the step: of the same parameters and state, and with copies of the groups.
+    groups, before = list(optimizer.param_groups), dict(vars(optimizer))
+    olds = [dict(group) for group in groups]
+    news = [{**old, "lr": old["lr"] * rate} for old in olds]
+    unset: dict[str, Any] = {each: OrderedDict() for each in _HOOKS}
+    twin: Any = object.__new__(type(optimizer))
+    vars(twin).update(before, param_groups=news, **unset)
+    # A scheduler has put a step of its own here, which makes that of the optimizer and notes it.
+    if vars(twin).pop("step", None) is not None:
+        vars(twin)["_opt_called"] = True
+    twin.step(*args[1:], **kwargs)
+    for group, old, new in zip(groups, olds, news):
+        group.update({k: v for k, v in new.items() if k != "lr" and v is not old.get(k, unset)})
+    for name, value in vars(twin).items():
+        if name not in ("param_groups", *unset) and value is not before.get(name, unset):
+            setattr(optimizer, name, value)
+    for hook in optimizer._optimizer_step_post_hooks.values():
+        hook(optimizer, args, kwargs)
 
 
 class Worker(Replica):

@@ -219,6 +219,65 @@ def test_where_stale_gradients_diverge(rule: str) -> None:
             assert float(at[worker].abs()) > 1e3
 
 
+class Watched(torch.optim.Optimizer):
+    """Counts steps; in each one, a scheduler of another thread looks at the rate and changes it."""
+
+    def __init__(self, parameters: Any, lr: Any) -> None:
+        super().__init__(parameters, {"lr": lr, "steps": 0})
+        self.meanwhile, self.last = lambda: None, 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        (group,) = self.param_groups
+        self.meanwhile()
+        for parameter in group["params"]:
+            count = self.state[parameter]["count"] = self.state[parameter].get("count", 0) + 1
+            parameter -= group["lr"] * count * parameter.grad
+        group["steps"] += 1
+        self.last = group["steps"]
+
+
+@pytest.mark.parametrize("rate", [0.5, torch.tensor(0.5)])
+def test_a_rate_that_is_changed_during_a_step(rate: Any) -> None:
+    server = ParameterServer([torch.ones(1)], AsyncPS("inverse", partial(Watched, lr=rate)))
+    optimizer: Any = server.optimizer
+    hooked, seen = [], []
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    for name in ("register_step_pre_hook", "register_step_post_hook"):
+        getattr(optimizer, name)(lambda of, *_: hooked.append((of, float(rate_of(of)))))
+
+    def rate_of(optimizer: Any) -> Any:
+        return optimizer.param_groups[0]["lr"]
+
+    def meanwhile() -> None:
+        seen.append(float(rate_of(optimizer)))
+        if len(seen) > 1:
+            scheduler.step()
+
+    optimizer.meanwhile = meanwhile
+    for worker in range(3):
+        server.pull(worker)
+    for worker in range(3):  # of staleness 0, 1 and 2
+        server.push(worker, [torch.ones(1)])
+    assert seen == [0.5, 0.5, 0.25]
+    expected = 1 - 0.5 - 2 * 0.5 / 2 - 3 * 0.25 / 3
+    assert float(server.parameters[0]) == pytest.approx(expected, abs=1e-7)
+    assert hooked == [(optimizer, each) for each in (0.5, 0.5, 0.5, 0.25, 0.25, 0.125)]
+    saved = server.state_dict()["optimizer"]
+    assert saved["param_groups"][0]["lr"] == 0.125 and saved["param_groups"][0]["steps"] == 3
+    assert saved["state"][0]["count"] == 3 and optimizer.last == 3
+
+
+def test_an_optimizer_within_another_is_refused() -> None:
+    class Outer(torch.optim.SGD):
+        def __init__(self, parameters: Any) -> None:
+            super().__init__(parameters)
+            self.inner = torch.optim.SGD(parameters)
+
+    with pytest.raises(TypeError, match="with no other within"):
+        ParameterServer([torch.ones(1)], AsyncPS(optimizer=Outer))
+
+
 def killed() -> None:
     rank = dist.get_rank()
     model = parallel.wrap(Net(), "async_ps", optimizer=SGD)
