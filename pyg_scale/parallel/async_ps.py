@@ -12,6 +12,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -147,12 +148,16 @@ class ParameterServer:
             return values
 
     def state_dict(self) -> dict[str, Any]:
-        """Return parameters, the optimizer's state, and the versions that workers have."""
+        """Return parameters, the optimizer's state, and the versions that workers have.
+
+        They are copies, of one moment.
+        """
         with self._lock:
             return {
-                "parameters": [each.detach() for each in self.parameters],
-                "optimizer": self.optimizer.state_dict(),
+                "parameters": self._values(),
+                "optimizer": deepcopy(self.optimizer.state_dict()),
                 "version": self.version,
+                # Nobody writes to what workers have got.
                 "seen": {worker: (v, list(each)) for worker, (v, each) in self._seen.items()},
             }
 
@@ -219,6 +224,8 @@ class Worker(Replica):
         server: The :class:`ParameterServer`, on rank 0; ``None`` on others.
         staleness: The staleness of the gradients of this worker that were sent last.
     """
+
+    changed_by_others = True
 
     def __init__(self, module: nn.Module, group: Any, method: AsyncPS) -> None:
         super().__init__(module)

@@ -7,6 +7,7 @@ import os
 import signal
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -180,6 +181,63 @@ def step_of(model: Any, step: int) -> None:
 
 def test_all_have_the_same_at_the_end_of_an_epoch(ranks: WaitingProcesses) -> None:
     ranks.run(slow_to_hear)
+
+
+def saved_at_the_end(folder: str) -> None:
+    """Rank 0 is late in saving and in loading, and the others would go on at once."""
+    rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
+    model = parallel.wrap(Net(), "async_ps", optimizer=SGD)
+
+    def late(step: int) -> None:
+        with suppress(RuntimeError):  # also of a file, whose time is over
+            store.wait([f"step {step} in {folder}"], timedelta(seconds=1))
+
+    def loaded(state: Any) -> None:
+        late(2)
+        assert state["version"] == 3
+        assert [version for version, _ in state["seen"].values()] == [3, 3, 3]
+        load(state)
+
+    with Checkpoint(folder, {"model": model}) as checkpoint:
+        for step in (1, 2):
+            if step == 1:
+                with model.join(model.optimizer):
+                    step_of(model, 0)
+                if rank == 0:
+                    late(1)
+                checkpoint.save(1)
+            else:
+                if rank == 0:
+                    load, model.server.load_state_dict = model.server.load_state_dict, loaded
+                assert checkpoint.load().step == 1
+            if rank == 1:
+                step_of(model, step)
+                store.set(f"step {step} in {folder}", "")
+            dist.barrier()
+            if rank == 0:
+                assert model.server.version == 4
+    dist.barrier()
+    model.close()
+
+
+def test_what_is_saved_is_of_one_moment(ranks: WaitingProcesses, tmp_path: Path) -> None:
+    ranks.run(saved_at_the_end, str(tmp_path))
+
+
+def test_a_state_stays_as_it_was() -> None:
+    method = AsyncPS("linear", partial(torch.optim.SGD, lr=0.1, momentum=0.9))
+    server = ParameterServer([torch.ones(1)], method)
+    server.pull(0)
+    server.push(0, [torch.ones(1)])
+    state = server.state_dict()
+    expected = [t.clone() for t in (*state["parameters"], *buffers_of(state), *state["seen"][0][1])]
+    server.push(0, [torch.ones(1)])
+    found = [*state["parameters"], *buffers_of(state), *state["seen"][0][1]]
+    assert all(map(torch.equal, found, expected))
+
+
+def buffers_of(state: Any) -> list[Tensor]:
+    return [each["momentum_buffer"] for each in state["optimizer"]["state"].values()]
 
 
 def one_worker() -> None:
