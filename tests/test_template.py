@@ -1,6 +1,7 @@
 """From the template to a plugin that is made, installed, checked and used by name."""
 
 import os
+import shlex
 import subprocess
 import sys
 import textwrap
@@ -102,6 +103,14 @@ def test_only_the_kinds_that_were_asked_for_are_made(tmp_path, capsys):
     assert text.count("@hookimpl") == 2
     assert '{"two-words": "pyg_scale_two_words.graph_store:TwoWordsGraphStore"}' in text
     assert "pip install --editable" in capsys.readouterr().out
+
+
+def test_commands_that_are_printed_can_be_pasted(tmp_path, capsys):
+    folder = tmp_path / "my plugins"
+    assert main(["plugins", "new", "mine", "--path", str(folder)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert shlex.split(lines[2]) == ["pip", "install", "--editable", str(folder)]
+    assert shlex.split(lines[4]) == ["pytest", str(folder)]
 
 
 def test_a_sampler_is_made_in_the_current_folder_by_default(tmp_path, monkeypatch):

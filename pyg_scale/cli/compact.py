@@ -1,6 +1,7 @@
 """Fold the rows that were appended to a graph directory into its base.
 
-Others may read and append meanwhile. Exit status: 0 if all is well, 1 if it cannot be done.
+Others may read and append meanwhile. Exit status: 0 if all is well, 1 if it cannot be done,
+2 for wrong usage.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ def main(argv: Sequence[str]) -> int:
         help="how long to wait, at the end, while another process appends (default: %(default)g)",
     )
     args = parser.parse_args(argv)
+    if not args.timeout >= 0:
+        parser.error(f"--timeout must be 0 or more seconds (got {args.timeout:g})")
     try:
         snapshot = compact(args.directory, timeout=args.timeout)
     except GraphDirectoryError as error:

@@ -12,6 +12,7 @@ import difflib
 import inspect
 import json
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -236,11 +237,12 @@ def new(name: str, kinds: Sequence[str], path: str | None) -> int:
     except OSError as error:
         print(f"pyg-scale plugins new: {error}", file=sys.stderr)
         return 1
+    quoted = shlex.quote(str(folder))
     print(
         f"made {folder}: a plugin that adds {', '.join(f'{kind} {name!r}' for kind in kinds)}\n\n"
-        f"  pip install --editable {folder}\n"
+        f"  pip install --editable {quoted}\n"
         f"  pyg-scale plugins check pyg-scale-{name}\n"
-        f"  pytest {folder}"
+        f"  pytest {quoted}"
     )
     return 0
 

@@ -25,6 +25,7 @@ from pyg_scale.errors import CommError, GraphDirectoryError, PluginError
 
 _EXPECTED = (CommError, GraphDirectoryError, PluginError, ValueError, TypeError, OSError)
 _JOIN_SECONDS = 5.0
+_BIND = re.compile(r"(tcp://.+:(\d{1,5}|\*)|(?!tcp:)\w+://.+)")  # a transport may have others
 _PORT = re.compile(r"(tcp://.*:)(\d+)")
 
 
@@ -92,28 +93,31 @@ def _serve(args: argparse.Namespace) -> int:
     from pyg_scale.distributed.server.graph_server import GraphServer
 
     threads = set(threading.enumerate())
-    secret = secret_in(args.secret_file)
+    check_bind(args.bind)
     backend = plugins.get("comm", args.transport)
     graph: Any = open_graph(args.directory)
-    server = GraphServer(
-        graph,
-        num_clients=args.clients,
-        feature_store=args.feature_store,
-        parallel=args.threads > 1,
-    )
-    with _stopped_by_signals(server.finished):
-        listener = backend.listen(
-            bind_of_rank(args.bind), server.handlers, token=secret, num_threads=args.threads
+    try:
+        server = GraphServer(
+            graph,
+            num_clients=args.clients,
+            feature_store=args.feature_store,
+            parallel=args.threads > 1,
         )
-        try:
-            print(f"serving {args.directory} at {listener.address}", flush=True)
-            while not server.finished.wait(1.0):  # so that signals are seen
-                if listener.error is not None:
-                    raise listener.error
-            server.linger()
-        finally:
-            listener.close()
-            graph.close()
+        secret = secret_in(args.secret_file)  # last, as it may make a file
+        with _stopped_by_signals(server.finished):
+            listener = backend.listen(
+                bind_of_rank(args.bind), server.handlers, token=secret, num_threads=args.threads
+            )
+            try:
+                print(f"serving {args.directory} at {listener.address}", flush=True)
+                while not server.finished.wait(1.0):  # so that signals are seen
+                    if listener.error is not None:
+                        raise listener.error
+                server.linger()
+            finally:
+                listener.close()
+    finally:
+        graph.close()
     for thread in set(threading.enumerate()) - threads:
         if not thread.daemon or thread.name.startswith("pyg_scale"):
             thread.join(_JOIN_SECONDS)  # no thread may be in compiled code when Python ends
@@ -147,6 +151,17 @@ def secret_in(file: str | None) -> str:
         finally:
             os.unlink(made)
     return read_secret(file)
+
+
+def check_bind(address: str) -> None:
+    """Check that an address can be one, before anything is made for it.
+
+    Raises:
+        ValueError: If it cannot.
+    """
+    found = _BIND.fullmatch(address)
+    if found is None or ((found[2] or "*") != "*" and int(found[2]) > 65535):
+        raise ValueError(f"an address is like tcp://host:5555 (got {address!r})")
 
 
 def bind_of_rank(address: str) -> str:

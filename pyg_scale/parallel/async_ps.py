@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from pyg_scale.parallel.base import Parallel
 from pyg_scale.parallel.replica import Replica, check_module, functions_of
@@ -26,7 +29,9 @@ _RATES: dict[str, Callable[[int], float]] = {
     "dc": lambda staleness: 1.0,
 }
 
-MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+
+MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
 
 
 class AsyncPS(Parallel):
@@ -87,11 +92,20 @@ class ParameterServer:
     Args:
         parameters: What they are at first; they are copied.
         method: The options.
+
+    Raises:
+        TypeError: If the rates of the optimizer cannot be scaled, as another one is within it.
     """
 
     def __init__(self, parameters: Iterable[Tensor], method: AsyncPS) -> None:
         self.parameters = [nn.Parameter(each.detach().clone()) for each in parameters]
         self.optimizer = method.optimizer(self.parameters)
+        scales = method.staleness != "dc"
+        if scales and any(isinstance(each, Optimizer) for each in vars(self.optimizer).values()):
+            raise TypeError(
+                f"optimizer must make an optimizer with no other within, as its rates are scaled "
+                f"for single steps (got {type(self.optimizer).__name__}): use staleness='dc'"
+            )
         self.version = 0
         self._method = method
         self._lock = threading.Lock()
@@ -122,24 +136,28 @@ class ParameterServer:
                     moved = parameter.detach() - old
                     gradient = gradient + self._method.compensation * gradient**2 * moved
                 parameter.grad = gradient
-            rates = [group["lr"] for group in self.optimizer.param_groups]
-            try:
-                for group, rate in zip(self.optimizer.param_groups, rates):
-                    group["lr"] = rate * _RATES[self._method.staleness](staleness)
-                self.optimizer.step()
-            finally:
-                for group, rate in zip(self.optimizer.param_groups, rates):
-                    group["lr"] = rate
+            step(self.optimizer, _RATES[self._method.staleness](staleness))
             self.version += 1
             return (staleness, *self._pull(worker))
 
+    def pull_all(self, workers: Iterable[int]) -> list[Tensor]:
+        """The parameters that there are now, which all of these workers get."""
+        with self._lock:
+            values = self._values()
+            self._seen |= dict.fromkeys(workers, (self.version, values))
+            return values
+
     def state_dict(self) -> dict[str, Any]:
-        """Return parameters, the optimizer's state, and the versions that workers have."""
+        """Return parameters, the optimizer's state, and the versions that workers have.
+
+        They are copies, of one moment.
+        """
         with self._lock:
             return {
-                "parameters": [each.detach() for each in self.parameters],
-                "optimizer": self.optimizer.state_dict(),
+                "parameters": self._values(),
+                "optimizer": deepcopy(self.optimizer.state_dict()),
                 "version": self.version,
+                # Nobody writes to what workers have got.
                 "seen": {worker: (v, list(each)) for worker, (v, each) in self._seen.items()},
             }
 
@@ -156,9 +174,45 @@ class ParameterServer:
             }
 
     def _pull(self, worker: int) -> tuple[int, list[Tensor]]:
-        values = [each.detach().clone() for each in self.parameters]
+        values = self._values()
         self._seen[worker] = self.version, values
         return self.version, values
+
+    def _values(self) -> list[Tensor]:
+        return [each.detach().clone() for each in self.parameters]
+
+
+def step(optimizer: Optimizer, rate: float) -> None:
+    """Make a step with all learning rates times ``rate``.
+
+    Nobody sees these rates but the step itself: a scheduler may change those of the optimizer
+    meanwhile, in another thread.
+    """
+    if rate == 1:
+        optimizer.step()
+        return
+    args: tuple[Any, ...] = (optimizer,)
+    kwargs: dict[str, Any] = {}
+    for hook in optimizer._optimizer_step_pre_hooks.values():
+        args, kwargs = hook(optimizer, args, kwargs) or (args, kwargs)
+    # A twin makes the step: of the same parameters and state, and with copies of the groups.
+    groups, before = list(optimizer.param_groups), dict(vars(optimizer))
+    olds = [dict(group) for group in groups]
+    news = [{**old, "lr": old["lr"] * rate} for old in olds]
+    unset: dict[str, Any] = {each: OrderedDict() for each in _HOOKS}
+    twin: Any = object.__new__(type(optimizer))
+    vars(twin).update(before, param_groups=news, **unset)
+    # A scheduler has put a step of its own here, which makes that of the optimizer and notes it.
+    if vars(twin).pop("step", None) is not None:
+        vars(twin)["_opt_called"] = True
+    twin.step(*args[1:], **kwargs)
+    for group, old, new in zip(groups, olds, news):
+        group.update({k: v for k, v in new.items() if k != "lr" and v is not old.get(k, unset)})
+    for name, value in vars(twin).items():
+        if name not in ("param_groups", *unset) and value is not before.get(name, unset):
+            setattr(optimizer, name, value)
+    for hook in optimizer._optimizer_step_post_hooks.values():
+        hook(optimizer, args, kwargs)
 
 
 class Worker(Replica):
@@ -171,20 +225,23 @@ class Worker(Replica):
         staleness: The staleness of the gradients of this worker that were sent last.
     """
 
+    changed_by_others = True
+
     def __init__(self, module: nn.Module, group: Any, method: AsyncPS) -> None:
         super().__init__(module)
         self.staleness = 0
         self.optimizer = _RemoteOptimizer(self)
         tensors = [*module.parameters(), *module.buffers()]
-        # Ranks end an epoch as a round to which they bring nothing.
+        # Ranks end an epoch as a round to which they bring nothing. All get its result, as what
+        # the server has may change before the slowest of them asks.
         served = _Served(module, method)
         self._rounds = Rounds(
-            group, lambda _: [], packed(tensors), handlers=served.handlers, timeout=method.timeout
+            group, served.end, packed(tensors), handlers=served.handlers, timeout=method.timeout
         )
         self._finalizer = weakref.finalize(self, self._rounds.close)
         unpack(self._rounds.start(), tensors)
         self.server = served.server if self._rounds.rank == 0 else None
-        self._take(self._rounds.ask("pull", [self._rank()]))
+        self._pull()
 
     @property
     def rank_state(self) -> _WorkerState:
@@ -210,7 +267,7 @@ class Worker(Replica):
             CommTimeoutError: If it does not answer in time.
         """
         if not self.seeds:
-            self._take(self._rounds.ask("pull", [self._rank()]))
+            self._pull()
             return
         parameters = list(self.module.parameters())
         for name, parameter in self.module.named_parameters():
@@ -221,12 +278,14 @@ class Worker(Replica):
                 )
         used = torch.tensor([parameter.grad is not None for parameter in parameters])
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        answer = self._rounds.ask("push", [self._rank(), used, *packed(gradients)])
-        self._take(answer)
+        about, *values = self._rounds.ask("push", [self._rank(), used, *packed(gradients)])
+        self._take(values, int(about[0]))
 
-    def _take(self, answer: list[Tensor]) -> None:
-        about, *values = answer
-        self.staleness = int(about[0])
+    def _pull(self) -> None:
+        self._take(self._rounds.ask("pull", [self._rank()]))
+
+    def _take(self, values: list[Tensor], staleness: int = 0) -> None:
+        self.staleness = staleness
         unpack(values, list(self.module.parameters()))
         self.seeds = self.steps = 0
 
@@ -235,12 +294,16 @@ class Worker(Replica):
         """At its end, ranks wait for each other, and all have the same parameters.
 
         Within it, nobody waits: ranks without batches make no steps. A rank that is gone, or is
-        not there ``timeout`` seconds after the first, is not waited for; rank 0 warns.
+        not there ``timeout`` seconds after the first, is not waited for; rank 0 warns. A rank that
+        was late gets the parameters that there are when it comes.
         """
         functions_of(steps)
         yield
-        self._rounds.end([])
-        self._take(self._rounds.ask("pull", [self._rank()]))
+        ended = self._rounds.end([])
+        if self._rounds.rank in ended.ranks:
+            self._take(ended.result)
+        else:
+            self._pull()
 
     def close(self) -> None:
         """End. Rank 0 first waits, for a minute at most, until the others have ended.
@@ -278,9 +341,13 @@ class _Served:
         self.server = ParameterServer(module.parameters(), method)
         self.handlers = {"pull": self._pull, "push": self._push}
 
+    def end(self, brought: Mapping[int, Any]) -> list[Tensor]:
+        """The parameters that workers have after an epoch."""
+        return packed(self.server.pull_all(brought))
+
     def _pull(self, tensors: list[Tensor]) -> list[Tensor]:
         _, values = self.server.pull(int(tensors[0]))
-        return [torch.tensor([0]), *packed(values)]
+        return packed(values)
 
     def _push(self, tensors: list[Tensor]) -> list[Tensor]:
         worker, used, *packs = tensors

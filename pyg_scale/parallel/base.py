@@ -198,6 +198,18 @@ class HasOwnParameters(Protocol):
 
 
 @runtime_checkable
+class ChangedByOthers(Protocol):
+    """A wrapped module whose state other ranks change at any time, as that of a server.
+
+    Attributes:
+        changed_by_others: True if they do. :class:`pyg_scale.train.Checkpoint` then lets ranks wait
+            for each other, so that no rank goes on while another one saves or loads.
+    """
+
+    changed_by_others: bool
+
+
+@runtime_checkable
 class CountsWaiting(Protocol):
     """A wrapped module that counts how long it waited for other ranks."""
 

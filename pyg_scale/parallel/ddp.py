@@ -23,6 +23,8 @@ from pyg_scale.parallel.replica import (
     checked_group,
     checked_seeds,
     functions_of,
+    is_forgotten,
+    versions_of,
 )
 from pyg_scale.parallel.seed_weights import SeedWeights, reduce
 
@@ -127,6 +129,7 @@ class DataParallel(DistributedDataParallel):
         names = {id(parameter): name for name, parameter in module.named_parameters()}
         self._weights = SeedWeights(self.process_group, compressor, names)
         self._globally_unused: list[Tensor] = []
+        self._versions: list[int | None] = []
         self.register_comm_hook(self._weights, reduce)
         # Torch makes other buckets after the first backward, in the order in which gradients came.
         # In which order gloo and NCCL add up ranks depends on the place in a bucket, so the first
@@ -179,6 +182,8 @@ class DataParallel(DistributedDataParallel):
     def backward(self, loss: Tensor, num_seeds: int) -> None:
         """See :meth:`ParallelModule.backward`."""
         num_seeds = checked_seeds(loss, num_seeds)
+        if not self._weights.is_first and is_forgotten(self.module, self._versions):
+            self._weights.forget()
         if self._weights.is_first:
             check_no_gradients(self.module)
         self._check_not_beside()
@@ -186,6 +191,8 @@ class DataParallel(DistributedDataParallel):
         # DDP counts the gradients that it waits for: an empty batch must send some, all zero.
         with self._weights.roll_call.explained(), differentiating(self._weights):
             (loss * num_seeds).backward()
+        if not self._weights.is_first:  # within no_sync()
+            self._versions = versions_of(self.module)
 
     @contextmanager
     def join(self, *steps: Any) -> Iterator[None]:

@@ -164,7 +164,10 @@ def _average(brought: dict[int, list[Tensor]]) -> list[Tensor]:
             found.append(torch.stack(packs).amax(0))
             continue
         mean = torch.zeros_like(packs[0], dtype=torch.float64)
+        same = torch.ones_like(packs[0], dtype=torch.bool)
         for weight, pack in zip((weights[rank] for rank in sorted(weights)), packs):
             mean += pack.double() * (weight / total if total else 1 / len(weights))
-        found.append(mean.to(packs[0].dtype))
+            same &= pack == packs[0]
+        # A mean of equal values need not be the value, to the bit; that of infinite ones is none.
+        found.append(torch.where(same, packs[0], mean.to(packs[0].dtype)))
     return found

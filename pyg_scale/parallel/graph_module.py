@@ -17,6 +17,7 @@ from pyg_scale.parallel.exchange import HaloExchange
 from pyg_scale.parallel.layers import GraphLayers, check_module
 from pyg_scale.parallel.mean import MeanModule, mean_over_seeds
 from pyg_scale.parallel.peers import Peers
+from pyg_scale.parallel.replica import is_forgotten, versions_of
 from pyg_scale.parallel.shard import Shard
 
 
@@ -178,6 +179,8 @@ class GraphModule(MeanModule):
                 "loss does not come from the model: compute it from the model's output, also on a "
                 "rank without seeds"
             )
+        if self._seeds is not None and is_forgotten(self.module, self._versions):
+            self._seeds = None
         if self._seeds is None and any(
             p.grad is not None and bool(p.grad.any()) for p in self.module.parameters()
         ):
@@ -190,6 +193,8 @@ class GraphModule(MeanModule):
         self._seeds = (self._seeds or 0) + num_seeds
         if self._exchanges:
             self._average()
+        else:
+            self._versions = versions_of(self.module)
 
     def _average(self) -> None:
         """Sums of gradients over the ranks, by the number of all seeds."""

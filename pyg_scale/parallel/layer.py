@@ -37,6 +37,8 @@ from pyg_scale.parallel.replica import (
     check_no_gradients,
     checked_seeds,
     functions_of,
+    is_forgotten,
+    versions_of,
 )
 
 _KEPT = 8  # pipelines of different sizes
@@ -147,6 +149,7 @@ class LayerModule(MeanModule):
     def backward(self, loss: Tensor, num_seeds: int) -> None:
         """See :meth:`~pyg_scale.parallel.ParallelModule.backward`."""
         error: Exception | None = None
+        forgets = self._seeds is not None and is_forgotten(self.module, self._versions)
         try:
             num_seeds = checked_seeds(loss, num_seeds)
             if self._seeds is None:
@@ -154,7 +157,8 @@ class LayerModule(MeanModule):
             (loss * num_seeds).backward()
         except (TypeError, ValueError, RuntimeError) as found:
             error = found
-        said = {"seeds": num_seeds, "exchanges": self._exchanges} if error is None else {}
+        said = {"seeds": num_seeds, "exchanges": self._exchanges, "forgets": forgets}
+        said = said if error is None else {}
         _, records = self.peers.meet("backward", said, error)
         self._backward(records)
 
@@ -320,10 +324,14 @@ class LayerModule(MeanModule):
         self._restore(before)
         self._work, self._outs = [], []
         seeds = records[self.peers.rank]["seeds"] if records[self.peers.rank] else 0
+        if any(each["forgets"] for each in given):  # also ranks whose stages have no parameters
+            self._seeds = None
         self._seeds = (self._seeds or 0) + seeds
         if given[0]["exchanges"]:
             total, self._seeds = self._seeds, None
             self.all_seeds = mean_over_seeds(self.module, total, self.peers)
+        else:
+            self._versions = versions_of(self.module)
 
     def _return_gradients(self) -> None:
         """Give the last rank the gradients of the losses by the outputs."""
@@ -424,7 +432,7 @@ class LayerModule(MeanModule):
                 with torch.set_grad_enabled(next(each for each in records if each)["grad"]):
                     self._outs = self._computed(records, [])
                 continue
-            if self._seeds is None:
+            if self._seeds is None or any(each["forgets"] for each in records if each):
                 self.module.zero_grad()
             self._backward(records)
             if next(each for each in records if each)["exchanges"]:

@@ -7,6 +7,7 @@ here the mean is over seeds, and ranks may run out of batches.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
 from pyg_scale.comm.roll_call import RollCall
+from pyg_scale.ops.raw_bytes import raw_bytes
 from pyg_scale.parallel.base import Parallel, RankState, Waited
 from pyg_scale.parallel.replica import (
     Replica,
@@ -25,6 +27,8 @@ from pyg_scale.parallel.replica import (
     checked_group,
     functions_of,
 )
+
+_TRAINED = -1  # instead of a checksum
 
 
 class LocalSGD(Parallel):
@@ -65,7 +69,8 @@ class LocalReplica(Replica, Joinable):
     """A module of its own on each rank, which is averaged now and then.
 
     Ranks average at the beginning of a forward, once ``every`` steps were made, and at the end of
-    :meth:`join`. Floating-point buffers are averaged, too; of others the largest is taken.
+    :meth:`join`. Floating-point buffers are averaged, too; of others the largest is taken. Buffers
+    and frozen parameters that are the same on all ranks stay as they are, to the bit.
     """
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup, every: int) -> None:
@@ -110,14 +115,22 @@ class LocalReplica(Replica, Joinable):
     @torch.no_grad()
     def _average(self) -> None:
         tensors = self._tensors()
-        own, device = [self.seeds, self.steps, 1], tensors[0].device
-        counts = torch.tensor(own, dtype=torch.float64, device=device)
-        self._all_reduce(counts)
-        seeds, steps, ranks = counts.tolist()
-        if not steps:
+        own = [self.seeds, self.steps, *self._checksums()]
+        gathered = self._gathered(
+            torch.tensor(own, dtype=torch.float64, device=tensors[0].device)
+        ).tolist()
+        if not any(row[1] for row in gathered):
             return
-        weight = self.seeds / seeds if seeds else 1 / ranks
-        for same in by_dtype(tensors):
+        seeds = sum(row[0] for row in gathered)
+        weight = self.seeds / seeds if seeds else 1 / len(gathered)
+        # A mean of equal values need not be the value, to the bit.
+        checksums = zip(*(row[2:] for row in gathered), strict=True)
+        differ = [
+            t
+            for t, (first, *rest) in zip(tensors, checksums, strict=True)
+            if first == _TRAINED or any(other != first for other in rest)
+        ]
+        for same in by_dtype(differ):
             flat = torch.cat([tensor.flatten() for tensor in same])
             if flat.is_floating_point() or flat.is_complex():
                 flat.mul_(weight)
@@ -131,6 +144,22 @@ class LocalReplica(Replica, Joinable):
     def _all_reduce(self, tensor: Tensor, op: Any = dist.ReduceOp.SUM) -> None:
         with self._waited.counting():
             dist.all_reduce(tensor, op, group=self._group)
+
+    def _gathered(self, tensor: Tensor) -> Tensor:
+        """The tensors of all ranks, in their order."""
+        found = [torch.empty_like(tensor) for _ in range(dist.get_world_size(self._group))]
+        with self._waited.counting():
+            dist.all_gather(found, tensor, group=self._group)
+        return torch.stack(found)
+
+    def _checksums(self) -> list[int]:
+        """Of each tensor that is not trained, as those may be the same on all ranks."""
+        trained = [each.requires_grad for each in self.module.parameters()]
+        trained += [False for _ in self.module.buffers()]
+        return [
+            _TRAINED if yes else _checksum(tensor)
+            for yes, tensor in zip(trained, self._tensors(), strict=True)
+        ]
 
     def _tensors(self) -> list[Tensor]:
         return [t.detach() for t in (*self.module.parameters(), *self.module.buffers())]
@@ -164,6 +193,12 @@ class LocalReplica(Replica, Joinable):
     def join_process_group(self) -> Any:
         """The ranks."""
         return self._group
+
+
+def _checksum(tensor: Tensor) -> int:
+    """48 bits of its values, which a number of float64 holds."""
+    values = raw_bytes(tensor.contiguous().cpu()).numpy()
+    return int.from_bytes(hashlib.blake2b(values.data, digest_size=6).digest())
 
 
 class _Averages(JoinHook):

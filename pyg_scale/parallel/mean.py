@@ -28,6 +28,7 @@ class MeanModule(nn.Module):
         super().__init__()
         self.all_seeds = 1.0
         self._seeds: int | None = None
+        self._versions: list[int | None] = []
         self._exchanges = True
 
     @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -36,6 +36,7 @@ class Replica(nn.Module):
         self.seeds = self.steps = 0
         self._accumulates = False
         self._accumulated: int | None = None
+        self._versions: list[int | None] = []
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """As of the module."""
@@ -47,6 +48,8 @@ class Replica(nn.Module):
         Args and errors are those of :meth:`pyg_scale.parallel.ParallelModule.backward`.
         """
         num_seeds = checked_seeds(loss, num_seeds)
+        if self._accumulated is not None and is_forgotten(self.module, self._versions):
+            self._accumulated = None
         if self._accumulated is None:
             check_no_gradients(self.module)
         total = (self._accumulated or 0) + num_seeds
@@ -54,6 +57,7 @@ class Replica(nn.Module):
         with differentiating(self):
             (loss * num_seeds).backward()
         if self._accumulates:
+            self._versions = versions_of(self.module)
             return
         self._accumulated = None
         for parameter in self.module.parameters():
@@ -151,16 +155,39 @@ def check_no_gradients(module: nn.Module) -> None:
     Raises:
         RuntimeError: If gradients of an earlier step are there.
     """
+    if _has_gradients(module):
+        raise RuntimeError(
+            "gradients of an earlier step are still there: call optimizer.zero_grad() first; "
+            "to add up gradients of several batches use no_sync()"
+        )
+
+
+def versions_of(module: nn.Module) -> list[int | None]:
+    """The version of each gradient, as torch counts changes in place; ``None`` without one."""
+    return [None if p.grad is None else p.grad._version for p in module.parameters()]
+
+
+def is_forgotten(module: nn.Module, versions: Sequence[int | None]) -> bool:
+    """True if ``zero_grad`` was called: gradients were changed, and none is left.
+
+    Gradients may also be zero because the losses are flat there: seeds of such losses count.
+
+    Args:
+        module: The module.
+        versions: Those of its gradients (:func:`versions_of`) when they were added up last.
+    """
+    return versions_of(module) != list(versions) and not _has_gradients(module)
+
+
+def _has_gradients(module: nn.Module) -> bool:
     for parameter in module.parameters():
         gradient = parameter.grad
         if gradient is None:
             continue
         values = gradient.coalesce().values() if gradient.is_sparse else gradient
         if values.any():
-            raise RuntimeError(
-                "gradients of an earlier step are still there: call optimizer.zero_grad() first; "
-                "to add up gradients of several batches use no_sync()"
-            )
+            return True
+    return False
 
 
 def functions_of(steps: tuple[Any, ...]) -> list[Callable[[], Any]]:

@@ -81,6 +81,10 @@ class SeedWeights:
         """Count seeds whose gradients are on their way."""
         self._seeds = (self._seeds or 0) + num_seeds
 
+    def forget(self) -> None:
+        """Count no seeds whose gradients were not exchanged: they are gone."""
+        self._seeds = None
+
     def reduce(self, bucket: GradBucket) -> Future[Tensor]:
         """The mean of a bucket, under way."""
         buffer = bucket.buffer()

@@ -14,6 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from pyg_scale.parallel import is_parallel_module
+from pyg_scale.parallel.replica import is_forgotten, versions_of
 
 
 @runtime_checkable
@@ -52,8 +53,9 @@ class Accumulation:
     The gradient of a step is that of the mean loss over the seeds of all its batches, on all ranks,
     as if they had been one batch. The batches that are left at the end of an epoch make a step.
     Where some ranks run out of batches before others (``uneven="join"``), a step ends with the last
-    batch that all ranks have. A checkpoint is to be saved where a step is due: gradients that wait
-    for more are no part of it.
+    batch that all ranks have. Batches whose gradients ``zero_grad()`` has cleared do not count, as
+    where an epoch is left early; those of ``fully_shard`` stay. A checkpoint is to be saved where a
+    step is due: gradients that wait for more are no part of it.
 
     Args:
         model: What is trained: a module, alone or as :func:`pyg_scale.parallel.wrap`,
@@ -79,6 +81,7 @@ class Accumulation:
         self._weighs_seeds = is_parallel_module(model)
         self._averages_ranks = isinstance(model, DistributedDataParallel | FSDPModule)
         self._seeds = 0
+        self._versions: list[int | None] = []
 
     def __call__(self, batches: Iterable[Any]) -> Iterator[Any]:
         """The batches, with :attr:`due` set for each one that is handed out.
@@ -142,9 +145,14 @@ class Accumulation:
             model: Any = self._model
             model.backward(loss, num_seeds)
             return
+        # `fully_shard` keeps gradients that wait elsewhere, where zero_grad() does not reach them.
+        keeps = self._seeds == 0 or isinstance(self._model, FSDPModule)
+        if not keeps and is_forgotten(self._model, self._versions):
+            self._seeds = 0
         (loss * num_seeds).backward()
         self._seeds += num_seeds
         if not self.due:
+            self._versions = versions_of(self._model)
             return
         total, ranks = torch.tensor(float(self._seeds), dtype=torch.float64), 1
         self._seeds = 0

@@ -18,10 +18,15 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from pyg_scale.comm import Communicator, connect
 from pyg_scale.comm.connect import num_ranks
-from pyg_scale.errors import CheckpointError
+from pyg_scale.errors import CheckpointError, CommError
 from pyg_scale.ops.library import renew_pool_after_fork
 from pyg_scale.parallel import is_parallel_module
-from pyg_scale.parallel.base import HasOwnParameters, HasRankState, RankState
+from pyg_scale.parallel.base import (
+    ChangedByOthers,
+    HasOwnParameters,
+    HasRankState,
+    RankState,
+)
 from pyg_scale.train.randomness import RandomState
 from pyg_scale.train.reading import RANDOM, VALUES, layouts_of, newest, read_states
 from pyg_scale.train.replicas import fingerprint
@@ -63,7 +68,9 @@ class Checkpoint:
     What a wrapper keeps for each rank, such as gradients that were not sent, belongs to it: give
     the wrapped module, and it is saved as ``NAME-of-rank``. The messages of a ``TGNMemory``
     (:class:`TGNMessages`) are saved as ``NAME-messages``. Wrappers of which each rank has
-    parameters of its own have everything saved for each rank.
+    parameters of its own have everything saved for each rank. Of a server that ranks change at any
+    time (``async_ps``) one moment is saved: ranks wait until all are in :meth:`save`, and have
+    copied what they have.
 
     Args:
         path: The folder of the run.
@@ -111,6 +118,7 @@ class Checkpoint:
             if memories_of(self._state[name]):
                 self._state[f"{name}-messages"] = TGNMessages(self._state[name])
         self._replicated = not any(_has_own_parameters(part) for part in state.values())
+        self._meets = any(_is_changed_by_others(part) for part in state.values())
         if random_state:
             self._state[RANDOM] = RandomState()
         self._error: BaseException | None = None
@@ -163,7 +171,8 @@ class Checkpoint:
 
         Raises:
             CheckpointError: If this one, or the one before, cannot be written; says by which rank.
-                Also if the parameters of a module are not the same on all ranks.
+                Also if the parameters of a module are not the same on all ranks, or ranks are to
+                save at the same time and one does not come.
             TypeError: If something cannot be saved; says what. On several ranks this, as whatever
                 a ``state_dict()`` raises, is a :class:`CheckpointError` of all of them.
             ValueError: If ``step`` is negative.
@@ -173,12 +182,14 @@ class Checkpoint:
         self.wait()
         self._writes += 1
         staged: Staged | Exception
+        self._meet()
         try:
             staged = self._stage(values)
         except Exception as error:
             if self._ranks.world_size == 1:
                 raise
             staged = error  # raised where the others hear of it, and so by the same call of all
+        self._meet()
         if not self.asynchronous:
             self._write(step, staged)
             self._raise_error()
@@ -188,6 +199,18 @@ class Checkpoint:
             target=self._write, args=(step, staged), name="pyg_scale-checkpoint"
         )
         self._thread.start()
+
+    def _meet(self) -> None:
+        """Wait for all ranks if one could change what another one saves or loads."""
+        if not self._meets or self._ranks.world_size == 1:
+            return
+        try:
+            self._ranks.barrier()
+        except CommError as error:
+            raise CheckpointError(
+                f"ranks save to {self.path}, and load from it, at the same time, and not all "
+                f"came: {error}"
+            ) from error
 
     def wait(self) -> None:
         """Wait until what was saved is on disk.
@@ -252,7 +275,7 @@ class Checkpoint:
         Raises:
             CheckpointError: If there are checkpoints but none is whole, or one does not have the
                 parts of this run, or has a part for each rank and was saved by another number of
-                ranks.
+                ranks. Also if ranks are to load at the same time and one does not come.
             ValueError: If ``only`` names a part that this run has not.
         """
         self.wait()
@@ -267,6 +290,7 @@ class Checkpoint:
         for name in parts:
             if name in states:
                 self._state[name].load_state_dict(states[name])
+        self._meet()
         return Resumed(found.step, states[VALUES], found.path)
 
     def _parts(self, only: Iterable[str] | None) -> dict[str, bool]:
@@ -364,6 +388,12 @@ def _rank_state(part: Any) -> RankState | None:
 def _has_own_parameters(part: Any) -> bool:
     return any(
         isinstance(layer, HasOwnParameters) and layer.own_parameters for layer in _layers_of(part)
+    )
+
+
+def _is_changed_by_others(part: Any) -> bool:
+    return any(
+        isinstance(layer, ChangedByOthers) and layer.changed_by_others for layer in _layers_of(part)
     )
 
 

@@ -57,7 +57,8 @@ def scale_learning_rate(
         raise ValueError(f"warm_up must be from 0 to 1, a share of the steps (got {warm_up})")
     steps = max(1, math.floor(warm_up * _whole(num_steps)))
     for group in optimizer.param_groups:
-        group["lr"] *= by if rule == "linear" else math.sqrt(by)
+        # Out of place, as a tensor may be that of several groups, and is the caller's.
+        group["lr"] = group["lr"] * (by if rule == "linear" else math.sqrt(by))
         group.pop("initial_lr", None)
 
     def factor(step: int) -> float:

@@ -231,6 +231,8 @@ def free_ports(count: int) -> int:
     [
         (("nowhere", "--bind", "tcp://127.0.0.1:0"), "not a graph directory"),
         ((".", "--bind", "here"), "tcp://host:5555"),
+        ((".", "--bind", "tcp://127.0.0.1"), "tcp://host:5555"),
+        ((".", "--bind", "tcp://127.0.0.1:65536"), "tcp://host:5555"),
         ((".", "--bind", "tcp://127.0.0.1:0", "--transport", "pigeons"), "unknown comm"),
         ((".", "--bind", "tcp://127.0.0.1:0", "--feature-store", "attic"), "unknown feature_store"),
     ],
@@ -249,6 +251,7 @@ def test_what_cannot_be_served_is_said(
     monkeypatch.chdir(tmp_path / "graph")
     assert main([*options, "--secret-file", str(secret)]) == 1
     assert said in capsys.readouterr().err
+    assert not secret.exists()
 
 
 class Ended(Listener):

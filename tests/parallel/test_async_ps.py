@@ -7,6 +7,7 @@ import os
 import signal
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -142,6 +143,103 @@ def test_a_run_that_is_resumed(ranks: WaitingProcesses, tmp_path: Path) -> None:
     ranks.run(resumed, str(tmp_path))
 
 
+def slow_to_hear() -> None:
+    """Rank 2 hears of the end of an epoch after rank 1 has made a step of the next one."""
+    rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
+    model = parallel.wrap(Net(), "async_ps", optimizer=SGD)
+    end = model._rounds.end
+
+    def heard_late(tensors: list[Tensor]) -> Any:
+        ended = end(tensors)
+        store.wait(["a step of the next epoch"], timedelta(seconds=20))
+        return ended
+
+    if rank == 2:
+        model._rounds.end = heard_late
+    with model.join(model.optimizer):
+        step_of(model, 0)
+    weight = model.module.last.lin_l.weight.detach().clone()
+    if rank == 1:
+        step_of(model, 1)
+        store.set("a step of the next epoch", "")
+    every = [torch.empty_like(weight) for _ in range(3)]
+    dist.all_gather(every, weight)
+    assert torch.equal(every[1], every[0]) and torch.equal(every[1], every[2])
+    if rank == 2:
+        step_of(model, 2)
+        assert model.staleness == 1
+    dist.barrier()
+    model.close()
+
+
+def step_of(model: Any, step: int) -> None:
+    batch = batch_of(dist.get_rank(), step, 3)
+    model.optimizer.zero_grad()
+    model.backward(loss_of(model, batch), 3)
+    model.optimizer.step()
+
+
+def test_all_have_the_same_at_the_end_of_an_epoch(ranks: WaitingProcesses) -> None:
+    ranks.run(slow_to_hear)
+
+
+def saved_at_the_end(folder: str) -> None:
+    """Rank 0 is late in saving and in loading, and the others would go on at once."""
+    rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
+    model = parallel.wrap(Net(), "async_ps", optimizer=SGD)
+
+    def late(step: int) -> None:
+        with suppress(RuntimeError):  # also of a file, whose time is over
+            store.wait([f"step {step} in {folder}"], timedelta(seconds=1))
+
+    def loaded(state: Any) -> None:
+        late(2)
+        assert state["version"] == 3
+        assert [version for version, _ in state["seen"].values()] == [3, 3, 3]
+        load(state)
+
+    with Checkpoint(folder, {"model": model}) as checkpoint:
+        for step in (1, 2):
+            if step == 1:
+                with model.join(model.optimizer):
+                    step_of(model, 0)
+                if rank == 0:
+                    late(1)
+                checkpoint.save(1)
+            else:
+                if rank == 0:
+                    load, model.server.load_state_dict = model.server.load_state_dict, loaded
+                assert checkpoint.load().step == 1
+            if rank == 1:
+                step_of(model, step)
+                store.set(f"step {step} in {folder}", "")
+            dist.barrier()
+            if rank == 0:
+                assert model.server.version == 4
+    dist.barrier()
+    model.close()
+
+
+def test_what_is_saved_is_of_one_moment(ranks: WaitingProcesses, tmp_path: Path) -> None:
+    ranks.run(saved_at_the_end, str(tmp_path))
+
+
+def test_a_state_stays_as_it_was() -> None:
+    method = AsyncPS("linear", partial(torch.optim.SGD, lr=0.1, momentum=0.9))
+    server = ParameterServer([torch.ones(1)], method)
+    server.pull(0)
+    server.push(0, [torch.ones(1)])
+    state = server.state_dict()
+    expected = [t.clone() for t in (*state["parameters"], *buffers_of(state), *state["seen"][0][1])]
+    server.push(0, [torch.ones(1)])
+    found = [*state["parameters"], *buffers_of(state), *state["seen"][0][1]]
+    assert all(map(torch.equal, found, expected))
+
+
+def buffers_of(state: Any) -> list[Tensor]:
+    return [each["momentum_buffer"] for each in state["optimizer"]["state"].values()]
+
+
 def one_worker() -> None:
     """To the bit what the optimizer does alone, also where a parameter is not used."""
     adam = partial(torch.optim.Adam, lr=0.01)
@@ -177,6 +275,65 @@ def test_where_stale_gradients_diverge(rule: str) -> None:
         assert (float(at[worker].abs()) < 1e-3) == ends
         if not ends:
             assert float(at[worker].abs()) > 1e3
+
+
+class Watched(torch.optim.Optimizer):
+    """Counts steps; in each one, a scheduler of another thread looks at the rate and changes it."""
+
+    def __init__(self, parameters: Any, lr: Any) -> None:
+        super().__init__(parameters, {"lr": lr, "steps": 0})
+        self.meanwhile, self.last = lambda: None, 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        (group,) = self.param_groups
+        self.meanwhile()
+        for parameter in group["params"]:
+            count = self.state[parameter]["count"] = self.state[parameter].get("count", 0) + 1
+            parameter -= group["lr"] * count * parameter.grad
+        group["steps"] += 1
+        self.last = group["steps"]
+
+
+@pytest.mark.parametrize("rate", [0.5, torch.tensor(0.5)])
+def test_a_rate_that_is_changed_during_a_step(rate: Any) -> None:
+    server = ParameterServer([torch.ones(1)], AsyncPS("inverse", partial(Watched, lr=rate)))
+    optimizer: Any = server.optimizer
+    hooked, seen = [], []
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    for name in ("register_step_pre_hook", "register_step_post_hook"):
+        getattr(optimizer, name)(lambda of, *_: hooked.append((of, float(rate_of(of)))))
+
+    def rate_of(optimizer: Any) -> Any:
+        return optimizer.param_groups[0]["lr"]
+
+    def meanwhile() -> None:
+        seen.append(float(rate_of(optimizer)))
+        if len(seen) > 1:
+            scheduler.step()
+
+    optimizer.meanwhile = meanwhile
+    for worker in range(3):
+        server.pull(worker)
+    for worker in range(3):  # of staleness 0, 1 and 2
+        server.push(worker, [torch.ones(1)])
+    assert seen == [0.5, 0.5, 0.25]
+    expected = 1 - 0.5 - 2 * 0.5 / 2 - 3 * 0.25 / 3
+    assert float(server.parameters[0]) == pytest.approx(expected, abs=1e-7)
+    assert hooked == [(optimizer, each) for each in (0.5, 0.5, 0.5, 0.25, 0.25, 0.125)]
+    saved = server.state_dict()["optimizer"]
+    assert saved["param_groups"][0]["lr"] == 0.125 and saved["param_groups"][0]["steps"] == 3
+    assert saved["state"][0]["count"] == 3 and optimizer.last == 3
+
+
+def test_an_optimizer_within_another_is_refused() -> None:
+    class Outer(torch.optim.SGD):
+        def __init__(self, parameters: Any) -> None:
+            super().__init__(parameters)
+            self.inner = torch.optim.SGD(parameters)
+
+    with pytest.raises(TypeError, match="with no other within"):
+        ParameterServer([torch.ones(1)], AsyncPS(optimizer=Outer))
 
 
 def killed() -> None:

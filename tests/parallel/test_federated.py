@@ -20,7 +20,7 @@ from torch import Tensor
 import pyg_scale
 from pyg_scale import comm, parallel
 from pyg_scale.errors import CommError
-from pyg_scale.parallel.federated import Federated
+from pyg_scale.parallel.federated import Federated, _average
 from pyg_scale.testing.parallel import Batch, Net, batch_of, concatenated
 from pyg_scale.testing.processes import WaitingProcesses
 from pyg_scale.train import Checkpoint
@@ -238,6 +238,15 @@ def counted() -> None:
 
 def test_features_stay_where_they_are(ranks: WaitingProcesses) -> None:
     ranks.run(counted)
+
+
+def test_a_mean_of_equal_values_is_the_value() -> None:
+    torch.manual_seed(0)
+    for dtype in (torch.float32, torch.float64):
+        values = torch.rand(1000, dtype=dtype)
+        values[0] = -torch.inf
+        models = {r: [torch.tensor([n]).double(), values] for r, n in enumerate((3.0, 7.0, 0.0))}
+        assert torch.equal(_average(models)[0], values)
 
 
 # Sums of neighbours at other clients ###########################################################

@@ -109,13 +109,43 @@ def in_rounds(every: int) -> None:
             rounds += 1
     for mine, theirs in zip(model.module.parameters(), alone[rank].parameters()):
         assert torch.allclose(mine, theirs, rtol=0, atol=1e-12)
-    size = sum(t.numel() for t in (*first.parameters(), *first.buffers()))
+    size = sum(t.numel() for t in first.parameters())  # the buffer is the same on all ranks
     assert calls.count(size) == rounds, "one exchange of parameters in each round"
 
 
 @pytest.mark.parametrize("every", [2, 3, 50])
 def test_rounds_of_several_steps(ranks: WaitingProcesses, every: int) -> None:
     ranks.run(in_rounds, every)
+
+
+def frozen() -> None:
+    """What is the same on all ranks stays so to the bit; the rest is averaged, frozen or not."""
+    rank = dist.get_rank()
+    net = torch.nn.Linear(50, 50)
+    net.bias.requires_grad_(False)
+    net.register_buffer("mask", torch.rand(1000).double())
+    net.mask[0] = -torch.inf
+    net.register_buffer("own", torch.zeros(1))
+    model = parallel.wrap(net, LocalSGD(1))
+    bias, mask = net.bias.clone(), net.mask.clone()
+    net.own.data.fill_(float(rank))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with model.join(optimizer):
+        for step in range(20):
+            optimizer.zero_grad()
+            count = 3 + rank + step % 5
+            model.backward(model(torch.randn(count, 50)).square().mean(), count)
+            optimizer.step()
+            if step == 0:
+                model.average()
+                assert float(net.own) == pytest.approx((4 + 2 * 5) / 12)
+                net.mask += 0.1  # on all ranks
+                mask += 0.1
+    assert torch.equal(net.bias, bias) and torch.equal(net.mask, mask)
+
+
+def test_what_is_frozen_stays_to_the_bit(ranks: WaitingProcesses) -> None:
+    ranks.run(frozen)
 
 
 def resumed(folder: str) -> None:

@@ -145,6 +145,63 @@ def test_accumulation_refuses_what_cannot_be():
         Accumulation(model_of(), 1).backward(torch.ones((), requires_grad=True), -1)
 
 
+def after_an_early_end(model, to_none=True):
+    """The gradient of a step that follows an epoch which was left early, and that of its rows."""
+    whole = model if isinstance(model, nn.Linear) else model.module
+    rows = torch.randn(8, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    accumulation = Accumulation(model, 4)
+    for number, batch in enumerate(accumulation(rows.split(1))):
+        with accumulation.syncing():
+            accumulation.backward(model(batch).square().mean(), 1)
+        if number == 1:
+            break
+    model.zero_grad(set_to_none=to_none)
+    for batch in accumulation(rows.split(1)):
+        with accumulation.syncing():
+            accumulation.backward(model(batch).square().mean(), 1)
+        if accumulation.due:
+            break
+    (weight,) = whole.parameters()
+    found = weight.grad.clone()
+    whole.zero_grad()
+    whole(rows[:4]).square().mean().backward()
+    assert torch.allclose(found, weight.grad, rtol=0, atol=1e-12)
+
+
+def linear():
+    torch.manual_seed(0)
+    return nn.Linear(2, 1, bias=False).double()
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+def test_an_epoch_that_is_left_early(to_none):
+    after_an_early_end(linear(), to_none)
+
+
+def early_ends_on_ranks():
+    for to_none in (True, False):
+        after_an_early_end(DistributedDataParallel(linear()), to_none)
+        for kind in ("ddp", "local_sgd"):
+            after_an_early_end(parallel.wrap(linear(), kind), to_none)
+        stages = nn.Sequential(linear(), nn.Tanh())  # the second one has no gradients
+        layer = parallel.wrap(stages, "layer", device_map={"0": 0, "1": 1})
+        after_an_early_end(layer, to_none)
+
+
+def test_an_epoch_that_ranks_leave_early(ranks):
+    ranks.run(early_ends_on_ranks)
+
+
+def test_seeds_of_a_flat_loss_count():
+    """Gradients that are zero without ``zero_grad`` are those of seeds, too."""
+    model, rows = linear(), torch.ones(4, 2, dtype=torch.float64)
+    accumulation = Accumulation(model, 4)
+    for number, batch in enumerate(accumulation(rows.split(1))):
+        accumulation.backward(model(batch).sum() * (number > 1), 1)
+        assert bool(model.weight.grad.any()) == (number > 1)
+    assert torch.equal(model.weight.grad, torch.full_like(model.weight, 0.5))
+
+
 def accumulated_on_ranks(kind, every, options):
     """The gradients of each step, and how many collectives of gradients were made."""
     data = graph()
@@ -306,6 +363,18 @@ def test_rates_are_those_of_the_formula(rule, by, num_steps, warm_up):
             assert group["lr"] == pytest.approx(expected, rel=1e-12)
         optimizer.step()
         schedule.step()
+
+
+def test_a_rate_that_is_a_tensor_of_two_groups():
+    weights = [nn.Parameter(torch.ones(1)) for _ in range(2)]
+    rate = torch.tensor(0.1)
+    optimizer = torch.optim.Adam([{"params": [each]} for each in weights], lr=rate)
+    schedule = scale_learning_rate(optimizer, 4, num_steps=100)
+    for _ in range(10):
+        optimizer.step()
+        schedule.step()
+    assert [float(group["lr"]) for group in optimizer.param_groups] == pytest.approx([0.4, 0.4])
+    assert float(rate) == pytest.approx(0.1)
 
 
 def test_a_schedule_is_resumed(tmp_path):

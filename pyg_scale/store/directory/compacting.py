@@ -53,7 +53,10 @@ def compact(path: str | PathLike[str], *, timeout: float = TIMEOUT) -> int:
         GraphDirectoryError: If the directory is damaged, was replaced by another graph meanwhile,
             or the disk is full; or another process compacts it, or appends for longer than
             ``timeout``. It is then unchanged.
+        ValueError: If ``timeout`` is not 0 or more.
     """
+    if not timeout >= 0:
+        raise ValueError(f"timeout must be 0 or more seconds (got {timeout})")
     path = Path(path).resolve()
     GraphDirectory(path)  # before a lock beside it
     beside = path.with_name(f".{path.name}.compact")

@@ -283,6 +283,12 @@ def test_commands(graph: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(capsys.readouterr().out)
     assert (found["snapshot"], found["snapshots"], found["verified"]) == (1, [0, 3], True)
     assert found["nodes"][0]["num_nodes"] == 50
+    for timeout in ("nan", "-1"):
+        with pytest.raises(SystemExit) as ended:
+            command(["compact", str(graph), "--timeout", timeout])
+        assert ended.value.code == 2 and "0 or more seconds" in capsys.readouterr().err
+        with pytest.raises(ValueError, match="timeout must be 0 or more"):
+            pyg_scale.compact(graph, timeout=float(timeout))
     assert command(["compact", str(graph)]) == 0
     assert "snapshot 3 is the base" in capsys.readouterr().out
     assert command(["info", str(graph), "--snapshot", "1"]) == 1
