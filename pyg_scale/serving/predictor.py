@@ -179,8 +179,6 @@ class Predictor:
         until = clock.monotonic() + (self.timeout if timeout is None else timeout)
         request = self._request(ids, time, new_rows, until)
         pieces = [request] if request.rows is not None else request.pieces(self.max_batch)
-        for piece in pieces:
-            self._check_size(piece)
         self._submit(pieces)
         out = [self._result(piece, until) for piece in pieces]
         return out[0] if len(out) == 1 else torch.cat(out)
@@ -195,7 +193,6 @@ class Predictor:
             OverloadError: See :meth:`predict`, as for the other errors.
         """
         request = self._request(ids, time, new_rows, clock.monotonic() + self.timeout)
-        self._check_size(request)
         self._submit([request])
         return request.future
 
@@ -302,6 +299,8 @@ class Predictor:
             )
 
     def _submit(self, requests: Sequence[_Request]) -> None:
+        for request in requests:
+            self._check_size(request)
         try:
             self._line.put(requests)
         except OverloadError:

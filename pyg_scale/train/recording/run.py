@@ -291,7 +291,7 @@ def _step(line: _Line) -> Step:
 
 
 def _value(line: _Line, name: str) -> float:
-    """What a user noted, which may be of any size, as a loss that diverges is."""
+    """A value that a user noted: of any size, as a loss that diverges is."""
     found = line.found[name]
     if isinstance(found, str) and found in _WORDS:
         return _WORDS[found]
