@@ -148,6 +148,19 @@ def test_values_of_any_size_can_be_reported(tmp_path, value, read):
     assert main(["report", str(tmp_path)]) == 0
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_file_may_have_values_beyond_every_float(tmp_path, sign):
+    with Recorder(tmp_path) as recorder:
+        for _ in recorder(range(1)):
+            recorder.log(value=77)
+    file = tmp_path / "session-1" / "rank-0.jsonl"
+    text = file.read_text()
+    assert text.count('"value": 77') == 1
+    file.write_text(text.replace('"value": 77', f'"value": {sign * 10**400}'))
+    (step,) = read_run(tmp_path).ranks[0].steps
+    assert step.values == {"value": sign * math.inf}
+
+
 def test_a_value_that_cannot_be_read_loses_its_line_alone(tmp_path):
     recorder = Recorder(tmp_path)
     for number in recorder(range(3)):

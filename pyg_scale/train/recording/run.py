@@ -300,4 +300,4 @@ def _value(line: _Line, name: str) -> float:
     try:
         return float(found)
     except OverflowError:
-        return math.copysign(math.inf, found)
+        return math.inf if found > 0 else -math.inf
