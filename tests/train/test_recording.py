@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+import re
 import resource
 import shutil
 import subprocess
@@ -159,6 +160,15 @@ def test_a_file_may_have_values_beyond_every_float(tmp_path, sign):
     file.write_text(text.replace('"value": 77', f'"value": {sign * 10**400}'))
     (step,) = read_run(tmp_path).ranks[0].steps
     assert step.values == {"value": sign * math.inf}
+
+
+def test_values_near_the_largest_float_are_no_part_of_a_line(tmp_path):
+    with Recorder(tmp_path) as recorder:
+        for number in recorder(range(20)):
+            recorder.log(loss=[1.7e308, -1.7e308, 2.0, 3.0][number % 4])
+    found = page(read_run(tmp_path))
+    assert "loss (not finite in some steps)" in found
+    assert not re.search('(y[12]?|points)="[^"]*nan', found)
 
 
 def test_a_value_that_cannot_be_read_loses_its_line_alone(tmp_path):

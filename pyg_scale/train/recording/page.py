@@ -264,13 +264,18 @@ def _charts(run: Run, shown: Sequence[Rank], end: float) -> list[str]:
     names = sorted({name for rank in run.ranks for step in rank.steps for name in step.values})
     for name in names[:12]:
         values = [
-            _line(r, [(s.begin, s.values[name]) for s in r.steps if name in s.values])
+            _line(r, [(s.begin, _drawable(s.values[name])) for s in r.steps if name in s.values])
             for r in shown
         ]
         broken = any(not math.isfinite(y) for line in values for _, y in line.points)
         title = f"{name} (not finite in some steps)" if broken else name
         found.append(_card(title, values, end, least=None))
     return found
+
+
+def _drawable(value: float) -> float:
+    """A value, infinite if differences of such values may be infinite."""
+    return value if abs(value) < 1e300 else math.copysign(math.inf, value)
 
 
 def _card(
