@@ -23,7 +23,7 @@ from pyg_scale import __version__
 from pyg_scale.comm import Communicator, connect
 from pyg_scale.comm.connect import num_ranks
 from pyg_scale.errors import RecordingError
-from pyg_scale.train.recording.run import FORMAT, SESSION, sessions
+from pyg_scale.train.recording.run import FORMAT, SESSION, as_float, sessions
 from pyg_scale.train.steps import MeasuredLoader, Numbers, Sink, Step
 
 FLUSH = 1.0
@@ -297,17 +297,10 @@ def _checked(name: str, value: Any) -> Any:
     elif isinstance(value, bool | np.bool_):
         return int(value)
     elif isinstance(value, Real):
-        return value if type(value) is int and abs(value) < 1 << 63 else _as_float(value)
+        return value if type(value) is int and abs(value) < 1 << 63 else as_float(value)
     else:
         got = type(value).__name__
     raise TypeError(f"{name} must be a number or a tensor of one (got {got})")
-
-
-def _as_float(value: Any) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf if value > 0 else -math.inf
 
 
 def _plain(value: Any) -> Any:

@@ -297,7 +297,12 @@ def _value(line: _Line, name: str) -> float:
         return _WORDS[found]
     if not isinstance(found, int | float):
         raise _Wrong(line.line, f"has no number {name!r}")
+    return as_float(found)
+
+
+def as_float(value: Any) -> float:
+    """A real number of any size as a float; beyond all of them it is infinite."""
     try:
-        return float(found)
+        return float(value)
     except OverflowError:
-        return math.inf if found > 0 else -math.inf
+        return math.inf if value > 0 else -math.inf
