@@ -174,6 +174,98 @@ int64_t ends_inside(const T* target, int64_t stride, int64_t n, const Chosen& ch
   return count;
 }
 
+// Some ranges of nodes, each of which has places in a row. Where ranges overlap, the last one
+// counts.
+class Ranges {
+ public:
+  explicit Ranges(int64_t num_nodes) : num_nodes_(num_nodes) {}
+
+  // Nodes [begin, end), not empty, of which the first has place `place`.
+  void add(int64_t begin, int64_t end, int64_t place) {
+    if (count_ > 0 && count_ <= kMost) {
+      Range& last = range_[count_ - 1];
+      if (last.begin + last.size == begin && last.begin + last.by + last.size == place) {
+        last.size += end - begin;
+        return;
+      }
+    }
+    if (count_ < kMost) range_[count_] = {begin, end - begin, place - begin};
+    ++count_;
+  }
+
+  // True if comparing with each of them takes less than looking up a bit.
+  bool few() const { return count_ <= kMost; }
+
+  int64_t num_nodes() const { return num_nodes_; }
+
+ private:
+  static constexpr int kMost = 12;
+  struct Range {
+    int64_t begin, size, by;  // its nodes are numbered by more as places
+  };
+  Range range_[kMost];
+  int count_ = 0;
+  int64_t num_nodes_;
+
+#if defined(__x86_64__) && defined(__GNUC__)
+  [[gnu::target("avx512f")]] static __m512i all(int64_t value) {
+    return _mm512_set1_epi32(static_cast<int32_t>(value));
+  }
+
+ public:
+  // Writes the places of the ends of `n` edges that are in a range, in order, a bit for each edge
+  // to `inside`. Returns how many there are. Sixteen edges at a time.
+  [[gnu::target("avx512f,popcnt")]] int64_t places_inside(const int32_t* target, int64_t n,
+                                                          int32_t* out, uint64_t* inside) const {
+    const __m512i limit = _mm512_set1_epi32(static_cast<int32_t>(num_nodes_));
+    int64_t found = 0;
+    for (int64_t begin = 0; begin < n; begin += kBits) {
+      const int64_t size = std::min(kBits, n - begin);
+      uint64_t word = 0;
+      for (int64_t i = 0; i < size; i += 16) {
+        const auto these = static_cast<__mmask16>(size - i >= 16 ? 0xFFFF : (1u << (size - i)) - 1);
+        const __m512i u = _mm512_maskz_loadu_epi32(these, target + begin + i);
+        if (_mm512_mask_cmpge_epu32_mask(these, u, limit)) [[unlikely]]
+          fail_end(target, 1, n, num_nodes_);
+        __m512i place = u;
+        __mmask16 has = 0;
+        for (int r = 0; r < count_; ++r) {
+          const __m512i after = _mm512_maskz_sub_epi32(these, u, all(range_[r].begin));
+          const __mmask16 in = _mm512_mask_cmplt_epu32_mask(these, after, all(range_[r].size));
+          place = _mm512_mask_add_epi32(place, in, u, all(range_[r].by));
+          has = static_cast<__mmask16>(has | in);
+        }
+        _mm512_storeu_si512(out + found, _mm512_maskz_compress_epi32(has, place));
+        found += std::popcount(static_cast<uint32_t>(has));
+        word |= uint64_t{has} << i;
+      }
+      *inside++ = word;
+    }
+    return found;
+  }
+#endif
+};
+
+inline bool takes_ranges() {
+#if defined(__x86_64__) && defined(__GNUC__)
+  return has_avx512();
+#else
+  return false;
+#endif
+}
+
+// The same for ranges, of places instead of ends. Only where takes_ranges(), and ends and places
+// have 32 bits.
+inline int64_t ends_inside(const int32_t* target, int64_t, int64_t n, const Ranges& ranges,
+                           int32_t* out, uint64_t* inside) {
+#if defined(__x86_64__) && defined(__GNUC__)
+  return ranges.places_inside(target, n, out, inside);
+#else
+  (void)target, (void)n, (void)ranges, (void)out, (void)inside;
+  fail("ranges are compared with AVX-512 alone");
+#endif
+}
+
 // The edges that were found, node by node: memory that a thread uses again.
 template <typename T>
 class FoundEdges {
@@ -198,8 +290,8 @@ class FoundEdges {
   }
 
   // Finds those of a range of nodes. Their ids are their positions.
-  void of_range(const EdgeTable& table, const Chosen& chosen, int64_t begin, int64_t end,
-                bool ids) {
+  template <typename Set>
+  void of_range(const EdgeTable& table, const Set& chosen, int64_t begin, int64_t end, bool ids) {
     const int64_t* pointer = table.pointer;
     for (int64_t v = begin; v < end; ++v) {
       check_entries(v, pointer[v], pointer[v + 1], table.num_edges);
@@ -261,7 +353,8 @@ class FoundEdges {
     }
   }
 
-  int64_t scan(const T* target, int64_t stride, int64_t n, const Chosen& chosen) {
+  template <typename Set>
+  int64_t scan(const T* target, int64_t stride, int64_t n, const Set& chosen) {
     const int64_t size = other_.size();
     other_.reserve(size + n + kRoomForEnds);
     inside_.reserve(n / kBits + 1);

@@ -18,9 +18,10 @@
 namespace pyg_scale {
 namespace {
 
-template <typename T>
-std::tuple<Tensor, Tensor> edges_among(const EdgeTable& table, const Chosen& chosen,
-                                       const Buffer<int64_t>& place, const int64_t* first_node,
+// `place_of` gives the place of what a look at `chosen` finds.
+template <typename T, typename Set, typename Place>
+std::tuple<Tensor, Tensor> edges_among(const EdgeTable& table, const Set& chosen,
+                                       const Place& place_of, const int64_t* first_node,
                                        const Tensor& which, bool own_first, bool positions) {
   auto& found = kept_by_thread<FoundEdges<T>, struct Joined>();
   found.clear();
@@ -32,8 +33,6 @@ std::tuple<Tensor, Tensor> edges_among(const EdgeTable& table, const Chosen& cho
   Tensor ends = pool_empty({2, size}, ScalarType::Long);
   Tensor position = pool_empty({positions ? size : 0}, ScalarType::Long);
   int64_t* first = ends.mutable_data_ptr<int64_t>();
-  const auto place_of = [&](int64_t v)
-                            __attribute__((always_inline)) { return place[chosen.place(v)]; };
   found.write(place_of, own_first ? first : first + size, own_first ? first + size : first);
   if (positions) found.write_ids(position.mutable_data_ptr<int64_t>());
   found.clear();
@@ -55,7 +54,6 @@ std::tuple<Tensor, Tensor, Tensor> join_clusters(Tensor partptr, Tensor indptr, 
   const int64_t* chosen_part = int64_data(which, count, "which");
   check_each_within(chosen_part, count, "which: cluster", parts);
 
-  Chosen chosen(table.num_nodes);
   int64_t size = 0;
   for (int64_t i = 0; i < count; ++i) {
     const int64_t begin = first[chosen_part[i]], end = first[chosen_part[i] + 1];
@@ -63,24 +61,41 @@ std::tuple<Tensor, Tensor, Tensor> join_clusters(Tensor partptr, Tensor indptr, 
           "partptr must rise from 0 to num_nodes");
     check(size <= (int64_t{1} << 59) - end, "the clusters have too many nodes");
     size += end - begin;
-    for (int64_t v = begin; v < end; ++v) chosen.add(v);
   }
   Tensor nodes = pool_empty({size}, ScalarType::Long);
   int64_t *node = nodes.mutable_data_ptr<int64_t>(), *next = node;
+  Ranges ranges(table.num_nodes);
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t begin = first[chosen_part[i]], end = first[chosen_part[i] + 1];
+    if (begin < end) ranges.add(begin, end, next - node);
+    std::iota(next, next + (end - begin), begin);
+    next += end - begin;
+  }
+  constexpr int64_t kNarrow = std::numeric_limits<int32_t>::max();
+  if (!table.target.wide && ranges.few() && takes_ranges() &&
+      std::max(size, table.num_nodes) <= kNarrow) {
+    const auto as_found = [](int64_t place) __attribute__((always_inline)) { return place; };
+    const auto [ends, position] =
+        edges_among<int32_t>(table, ranges, as_found, first, which, own_first, positions);
+    return {nodes, ends, position};
+  }
+  Chosen chosen(table.num_nodes);
+  for (int64_t i = 0; i < size; ++i) chosen.add(node[i]);
   Buffer<int64_t> place;  // of the nodes in ascending order
   place.reserve(chosen.number());
-  for (int64_t i = 0; i < count; ++i) {
+  for (int64_t i = 0, at = 0; i < count; ++i) {
     const int64_t begin = first[chosen_part[i]], nodes_of_part = first[chosen_part[i] + 1] - begin;
     if (nodes_of_part == 0) continue;
-    std::iota(place.data() + chosen.place(begin),
-              place.data() + chosen.place(begin) + nodes_of_part, next - node);
-    std::iota(next, next + nodes_of_part, begin);
-    next += nodes_of_part;
+    int64_t* of_part = place.data() + chosen.place(begin);
+    std::iota(of_part, of_part + nodes_of_part, at);
+    at += nodes_of_part;
   }
+  const auto place_of = [&](int64_t v)
+                            __attribute__((always_inline)) { return place[chosen.place(v)]; };
   const auto [ends, position] =
       table.target.wide
-          ? edges_among<int64_t>(table, chosen, place, first, which, own_first, positions)
-          : edges_among<int32_t>(table, chosen, place, first, which, own_first, positions);
+          ? edges_among<int64_t>(table, chosen, place_of, first, which, own_first, positions)
+          : edges_among<int32_t>(table, chosen, place_of, first, which, own_first, positions);
   return {nodes, ends, position};
 }
 

@@ -37,10 +37,15 @@ def join_clusters(
     Raises:
         ValueError: If pointers or ends lead out of the graph.
     """
-    tensors = (partptr, indptr, index, which)
-    if library.compiled() and all(each.device.type == "cpu" for each in tensors):
+    on_cpu = partptr.is_cpu and indptr.is_cpu and index.is_cpu and which.is_cpu
+    if on_cpu and library.compiled():
         node, ends, edge = torch.ops.pyg_scale.join_clusters(
-            *(each.contiguous() for each in tensors), own_first, positions
+            partptr.contiguous(),
+            indptr.contiguous(),
+            index.contiguous(),
+            which.contiguous(),
+            own_first,
+            positions,
         )
         return Induced(node, ends, edge if positions else None)
     begin, end = partptr[which], partptr[which + 1]

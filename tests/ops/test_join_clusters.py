@@ -64,6 +64,28 @@ def test_compiled_and_plain_are_equal(monkeypatch):
             assert all(map(torch.equal, found[:2], plain[:2]))
 
 
+@pytest.mark.parametrize("count", [1, 2, 11, 12, 13, 30])
+def test_any_number_of_clusters(count, monkeypatch):
+    """Next to each other, apart, or repeated: a few are compared, of many each node has a bit."""
+    if not library.compiled():
+        pytest.skip(f"needs the compiled kernels: {library.status()['command']}")
+    generator = torch.Generator().manual_seed(count)
+    partptr, indptr, index = graph(count, sizes=[7, 0, 40, 1, 12] * 8, degree=9)
+    pointers, stored = (partptr, indptr), index.to(torch.int32)
+    for which in (
+        torch.arange(3, 3 + count),
+        torch.arange(3, 3 + count).flip(0),
+        torch.randperm(40, generator=generator)[:count],
+        torch.randint(40, (count,), generator=generator),
+    ):
+        compiled = join_clusters(*pointers, stored, which)
+        with monkeypatch.context() as patch:
+            patch.setenv("PYG_SCALE_KERNELS", "never")
+            plain = join_clusters(*pointers, index, which)
+        assert all(map(torch.equal, compiled, plain))
+        assert compiled.edge.numel() > 0 or count < 3
+
+
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
