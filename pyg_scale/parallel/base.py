@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 
 class Parallel(ABC):
@@ -108,7 +110,8 @@ class ParallelModule(Protocol):
         Every rank calls it once for every forward, also with an empty batch.
 
         Args:
-            loss: The mean over the seeds of this rank's batch, ``[]``; of no seeds, anything.
+            loss: The mean over the seeds of this rank's batch, ``[]``; of no seeds, anything that
+                comes from the model, also NaN.
             num_seeds: How many those are, 0 or more. Ranks may differ.
 
         Raises:
@@ -272,6 +275,81 @@ def differentiating(mean: StepMean) -> Iterator[None]:
 def means_under_way() -> tuple[StepMean, ...]:
     """The means of the losses that are being differentiated, the innermost last."""
     return tuple(_differentiated)
+
+
+_END = "pyg_scale: end"
+"""A key in the metadata of a node of autograd, there if :func:`marked` was called."""
+
+_SHARED = ("torch.nn.modules._functions", "torch.distributed.nn.functional")
+"""Modules of torch with functions through which gradients of other ranks' losses come."""
+
+
+def marked(out: Any) -> Any:
+    """The output of a module in which ranks exchange rows, for :func:`differentiate`."""
+    for each in tree_leaves(out):
+        if isinstance(each, Tensor) and each.grad_fn is not None:
+            _metadata(each.grad_fn)[_END] = True
+    return out
+
+
+def differentiate(loss: Tensor, num_seeds: int, is_marked: bool = False) -> None:
+    """Add the gradient of a mean loss times the number of its seeds to ``grad``.
+
+    A loss of no seeds brings zeros, whatever it is: a mean over none is NaN, and 0 times that, too.
+    Every parameter that it depends on gets some. What other ranks send back stays as it is.
+
+    Args:
+        loss: The loss.
+        num_seeds: The number.
+        is_marked: Whether the output of the module was :func:`marked`.
+
+    Raises:
+        ValueError: If it was, and a loss of no seeds does not come from that output.
+    """
+    total = loss * num_seeds
+    if num_seeds:
+        total.backward()
+        return
+    nodes = nodes_before([total.grad_fn])
+    ends = [node for node in nodes if _END in _metadata(node)]
+    if is_marked and not ends:
+        raise ValueError(
+            "loss does not come from the model: compute it from the tensors that the model "
+            "returned, alone or in lists, tuples or dictionaries"
+        )
+    ends += [node for node in nodes if _module_of(node) in _SHARED]
+    own = nodes - nodes_before(ends)
+    handles = [node.register_hook(_nothing) for node in own if not hasattr(node, "variable")]
+    try:
+        total.backward()
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def nodes_before(ends: Iterable[Any]) -> set[Any]:
+    """The nodes of autograd that some depend on, and these."""
+    found: set[Any] = set()
+    waiting = list(ends)
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in found:
+            found.add(node)
+            waiting += [following for following, _ in node.next_functions]
+    return found
+
+
+def _metadata(node: Any) -> dict[Any, Any]:
+    found: dict[Any, Any] = node.metadata  # a property, other than torch's stub says
+    return found
+
+
+def _module_of(node: Any) -> str:
+    return getattr(getattr(node, "_forward_cls", None), "__module__", "")
+
+
+def _nothing(found: tuple[Tensor | None, ...], _: Any) -> tuple[Tensor | None, ...]:
+    return tuple(None if each is None else torch.zeros_like(each) for each in found)
 
 
 def is_parallel_module(module: Any) -> bool:

@@ -125,9 +125,11 @@ def _is_type(key: Any) -> bool:
 
 def described_by(call: Call) -> dict[str, Any]:
     """The arguments of :func:`bound_to`, as JSON knows them; of tensors their dtypes and shapes."""
+    tensors = call.tensors.items()
     return {
         "fixed": call.fixed,
-        "tensors": {name: [str(t.dtype)[6:], list(t.shape)] for name, t in call.tensors.items()},
+        "tensors": {name: [str(t.dtype)[6:], list(t.shape)] for name, t in tensors},
+        "sparse": {name: str(t.layout)[6:] for name, t in tensors if t.layout != torch.strided},
         "keys": call.keys,
     }
 
@@ -141,15 +143,21 @@ def keys_of(described: Any) -> dict[str, list[Key]]:
 
 
 def smallest_like(described: Any, device: torch.device) -> dict[str, Any]:
-    """Arguments like those that another rank described, of two nodes of each type without edges.
+    """Arguments like those that another rank described, of two nodes and edges of each type.
 
-    Tensors of two rows, such as ``edge_index``, have no columns; others have two rows of zeros.
+    Of what the other rank has less of, there is as much. All edges go from the first node to the
+    first, as that one there is wherever there are edges. All values are 0.
     """
     found: dict[str, Any] = {}
     for name, (dtype, shape) in described["tensors"].items():
+        layout = described["sparse"].get(name)
         edges = len(shape) == 2 and shape[0] == 2 and dtype.startswith("int")
-        made = [2, 0] if edges else [min(2, n) if not place else n for place, n in enumerate(shape)]
+        all_sides = edges or layout is not None
+        made = [min(2, n) if all_sides or not place else n for place, n in enumerate(shape)]
         found[name] = torch.zeros(made, dtype=dtype_of(dtype), device=device)
+        if layout is not None:  # a matrix of edges
+            found[name][:1, :1] = 1
+            found[name] = found[name].to_sparse(layout=getattr(torch, layout))
     for name, keys in keys_of(described).items():
         found[name] = {key: found.pop(named(name, key)) for key in keys}
     return {**described["fixed"], **found}

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join, JoinHook
 from torch.nn.parallel import DistributedDataParallel
 
-from pyg_scale.parallel.base import Parallel, differentiating
+from pyg_scale.parallel.base import Parallel, differentiate, differentiating
 from pyg_scale.parallel.compression import Compression, Compressor, compression_of
 from pyg_scale.parallel.replica import (
     check_module,
@@ -190,7 +190,7 @@ class DataParallel(DistributedDataParallel):
         self._weights.add(num_seeds)
         # DDP counts the gradients that it waits for: an empty batch must send some, all zero.
         with self._weights.roll_call.explained(), differentiating(self._weights):
-            (loss * num_seeds).backward()
+            differentiate(loss, num_seeds)
         if not self._weights.is_first:  # within no_sync()
             self._versions = versions_of(self.module)
 

@@ -14,12 +14,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves
 from torch_geometric.nn.conv import MessagePassing
 
-from pyg_scale.parallel.base import Parallel, differentiating
+from pyg_scale.parallel.base import Parallel, differentiate, differentiating, nodes_before
 from pyg_scale.parallel.calls import bound_to, by_parameter, described_by, smallest_like
 from pyg_scale.parallel.mean import MeanModule
 from pyg_scale.parallel.peers import Peers
@@ -134,6 +136,8 @@ class ShardedModule(MeanModule):
         self.module: Any = sharded
         # Between a forward and a backward the module has other parameters, which are whole.
         self._shards = dict(module.named_parameters())
+        self._sums = _sums_of(module, self._shards)
+        self._marks: dict[str, int] = {}
         self._used: set[str] = set()
         self._joins = False
 
@@ -153,7 +157,8 @@ class ShardedModule(MeanModule):
                 said = described_by(bound_to(self.module, args, kwargs))
             except (TypeError, ValueError) as found:
                 error = found
-            said = [said, torch.is_grad_enabled(), self.training]
+            training = [layer.training for layer in self.module.modules()]
+            said = [said, torch.is_grad_enabled(), training]
             self.peers.meet("forward", said, error)
         return self._forward(args, kwargs)
 
@@ -168,6 +173,7 @@ class ShardedModule(MeanModule):
     def backward(self, loss: Tensor, num_seeds: int) -> None:
         """See :meth:`~pyg_scale.parallel.ParallelModule.backward`."""
         error: Exception | None = None
+        forgets = self._seeds is not None and self._forget(self._forgotten())
         try:
             num_seeds = checked_seeds(loss, num_seeds)
             if self._seeds is None:
@@ -175,19 +181,26 @@ class ShardedModule(MeanModule):
         except (TypeError, ValueError, RuntimeError) as found:
             error = found
         if self._joins:
-            self.peers.meet("backward", self._exchanges, error)
+            self.peers.meet("backward", [self._exchanges, forgets], error)
         elif error is not None:
             raise error
-        self._backward(loss * num_seeds, num_seeds)
+        self._backward(loss, num_seeds)
 
     def _backward(self, loss: Tensor, num_seeds: int) -> None:
         self.module.set_requires_gradient_sync(self._exchanges)
         if self._find_unused:
-            self._used |= {self._names[each] for each in _leaves(loss) if each in self._names}
+            nodes = nodes_before([get_gradient_edge(loss).node])
+            leaves = {id(getattr(node, "variable", None)) for node in nodes}
+            self._used |= {name for each, name in self._names.items() if each in leaves}
+        if self._exchanges:
+            for name in self._marks:
+                self._shards[name].grad = None
+            self._marks = {}
         with self.peers.announced(), self.peers.explained(), differentiating(self):
-            loss.backward()
+            differentiate(loss, num_seeds)
         self._seeds = (self._seeds or 0) + num_seeds
         if not self._exchanges:
+            self._mark()
             return
         used = [float(not self._find_unused or name in self._used) for name in self._shards]
         counts = [float(self._seeds), *used]
@@ -203,11 +216,51 @@ class ShardedModule(MeanModule):
             elif parameter.grad is not None:
                 parameter.grad.div_(self.all_seeds)
 
+    # Torch keeps what is added up with the whole parameters, where no optimizer sees it. So a
+    # gradient of ones stands for it where optimizers look. Once it is gone, so is what it stands
+    # for; and before gradients are exchanged it goes.
+
+    def _mark(self) -> None:
+        """Set gradients of ones for all that was added up."""
+        for name, parameter in self._shards.items():
+            if name not in self._marks and self._sums[name].there:
+                parameter.grad = torch.ones_like(parameter)
+                self._marks[name] = parameter.grad._version
+
+    def _forgotten(self) -> list[str]:
+        """The names of parameters whose mark is gone, as ``zero_grad`` was called."""
+        grads = {name: self._shards[name].grad for name in self._marks}
+        there = {name: grad for name, grad in grads.items() if grad is not None}
+        # Their versions do not tell: torch sets several to 0 at once without counting it.
+        filled = {name: _local(grad) for name, grad in there.items() if _local(grad).numel()}
+        some = torch.stack([each.any() for each in filled.values()]).tolist() if filled else []
+        left = dict(zip(filled, some, strict=True))
+        for name in there.keys() - filled.keys():  # where 0 and 1 are the same
+            left[name] = any(some) if some else there[name]._version == self._marks[name]
+        return [name for name in grads if not left.get(name)]
+
+    def _forget(self, names: list[str]) -> bool:
+        """Drop what was added up for some parameters; return True if nothing is left."""
+        for name in names:
+            self._sums[name].clear()
+            del self._marks[name]
+        self._used.difference_update(names)
+        if names and not self._marks:
+            self._seeds = None
+            return True
+        return False
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As of torch, also between a forward and a backward, where the module has whole ones."""
+        for parameter in self._shards.values():
+            if set_to_none:
+                parameter.grad = None
+            elif parameter.grad is not None:
+                parameter.grad.zero_()
+
     def _check_no_gradients(self) -> None:
         for parameter in self._shards.values():
-            grad = parameter.grad
-            local = grad.to_local() if isinstance(grad, DTensor) else grad
-            if local is not None and bool(local.any()):
+            if _any(parameter.grad):
                 raise RuntimeError(
                     "gradients of an earlier step are still there: call optimizer.zero_grad() "
                     "first; to add up gradients of several batches use no_sync()"
@@ -241,26 +294,32 @@ class ShardedModule(MeanModule):
                 described, grad, training = said
                 loss = self._shadow(described, grad, training)
                 continue
+            exchanges = said is not None and said[0]
+            if any(each[1] for each in records if each):
+                self._forget(list(self._marks))
             if self._seeds is None:
-                for parameter in self._shards.values():
-                    parameter.grad = None
-            was, self._exchanges = self._exchanges, bool(said)
+                self.zero_grad()
+            was, self._exchanges = self._exchanges, exchanges
             self._backward(loss, 0)
             self._exchanges = was
-            if said:
+            if exchanges:
                 for step in functions:
                     step()
 
-    def _shadow(self, described: Any, grad: bool, training: bool) -> Tensor:
-        """Compute a batch of two nodes, which counts for nothing; return a loss of 0."""
-        values, was = smallest_like(described, self.peers.device), self.training
+    def _shadow(self, described: Any, grad: bool, training: list[bool]) -> Tensor:
+        """Compute a batch of two nodes, which counts for nothing; return a loss of it."""
+        values, layers = smallest_like(described, self.peers.device), list(self.module.modules())
         call = by_parameter(self.module, values, values.__getitem__)
-        self.train(training)
+        was = [layer.training for layer in layers]
+        _set_modes(layers, training)
         with torch.set_grad_enabled(grad):
             out = self._forward(call.args, call.kwargs)
-            outs = list(out.values()) if isinstance(out, dict) else [out]
-            loss: Tensor = torch.stack([each.sum() for each in outs]).sum() * 0.0
-        self.train(was)
+            found = [each for each in tree_leaves(out) if isinstance(each, Tensor)]
+            sums = [each.sum().to(torch.float64) for each in found if each.requires_grad]
+            loss = torch.stack(
+                [torch.zeros((), dtype=torch.float64, device=self.peers.device), *sums]
+            ).sum()
+        _set_modes(layers, was)
         return loss
 
     def _restore(self, before: list[Tensor]) -> None:
@@ -269,15 +328,53 @@ class ShardedModule(MeanModule):
                 buffer.detach().copy_(value)
 
 
-def _leaves(loss: Tensor) -> set[int]:
-    """The identities of the tensors that a loss depends on, and that collect gradients."""
-    found, seen, waiting = set(), set(), [loss.grad_fn]
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if (leaf := getattr(node, "variable", None)) is not None:
-            found.add(id(leaf))
-        waiting += [following for following, _ in node.next_functions]
-    return found
+class _Sum:
+    """The gradients of a parameter that torch has added up and not exchanged.
+
+    Args:
+        parameter: Torch's state of the parameter.
+    """
+
+    def __init__(self, parameter: Any) -> None:
+        self._parameter = parameter
+
+    @property
+    def there(self) -> bool:
+        """True if there is anything."""
+        whole = getattr(self._parameter, "_unsharded_param", None)
+        in_whole = whole is not None and whole.grad is not None
+        return in_whole or self._parameter.unsharded_accumulated_grad is not None
+
+    def clear(self) -> None:
+        """Drop it."""
+        self._parameter.unsharded_accumulated_grad = None
+        if (whole := getattr(self._parameter, "_unsharded_param", None)) is not None:
+            whole.grad = None
+
+
+def _sums_of(module: nn.Module, shards: Mapping[str, nn.Parameter]) -> dict[str, _Sum]:
+    """The sums of all parameters of a sharded module, by name."""
+    found: dict[int, _Sum] = {}
+    for layer in module.modules():
+        if isinstance(layer, FSDPModule):
+            state: Any = layer._get_fsdp_state()
+            groups = getattr(state, "_fsdp_param_groups", None)  # torch 2.11 has one at most
+            for group in [state._fsdp_param_group] if groups is None else groups:
+                for each in [] if group is None else group.fsdp_params:
+                    found[id(each.sharded_param)] = _Sum(each)
+    return {name: found[id(parameter)] for name, parameter in shards.items()}
+
+
+def _local(grad: Any) -> Tensor:
+    local: Tensor = grad.to_local() if isinstance(grad, DTensor) else grad
+    return local
+
+
+def _any(grad: Any) -> bool:
+    """True if this rank's share of a gradient is there, and not 0."""
+    return grad is not None and bool(_local(grad).any())
+
+
+def _set_modes(layers: list[nn.Module], training: list[bool]) -> None:
+    for layer, mode in zip(layers, training, strict=True):
+        layer.training = mode

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pyg_scale.parallel.base import GraphParallel, differentiating
+from pyg_scale.parallel.base import GraphParallel, differentiate, differentiating, marked
 from pyg_scale.parallel.compression import Compressor
 from pyg_scale.parallel.exchange import HaloExchange
 from pyg_scale.parallel.layers import GraphLayers, check_module
@@ -161,7 +161,7 @@ class GraphModule(MeanModule):
                 )
             _check_rows(name, value, self.inputs[name])
         with self.peers.announced(), self.attached():
-            return self.module(*values.values())
+            return marked(self.module(*values.values()))
 
     def backward(self, loss: Tensor, num_seeds: int) -> None:
         """See :meth:`~pyg_scale.parallel.ParallelModule.backward`.
@@ -189,7 +189,7 @@ class GraphModule(MeanModule):
                 "to add up gradients of several steps use no_sync()"
             )
         with self.peers.announced(), self.attached(), differentiating(self):
-            (loss * num_seeds).backward()
+            differentiate(loss, num_seeds, is_marked=True)
         self._seeds = (self._seeds or 0) + num_seeds
         if self._exchanges:
             self._average()

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-from pyg_scale.parallel.base import Parallel
+from pyg_scale.parallel.base import Parallel, differentiate
 from pyg_scale.parallel.calls import Call, bound_to, described_by, dtype_of, keys_of, named
 from pyg_scale.parallel.mean import MeanModule, mean_over_seeds
 from pyg_scale.parallel.peers import Peers
@@ -154,7 +154,7 @@ class LayerModule(MeanModule):
             num_seeds = checked_seeds(loss, num_seeds)
             if self._seeds is None:
                 check_no_gradients(self.module)
-            (loss * num_seeds).backward()
+            differentiate(loss, num_seeds)
         except (TypeError, ValueError, RuntimeError) as found:
             error = found
         said = {"seeds": num_seeds, "exchanges": self._exchanges, "forgets": forgets}

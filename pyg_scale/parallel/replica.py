@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from pyg_scale.parallel.base import differentiating
+from pyg_scale.parallel.base import differentiate, differentiating
 
 
 class Replica(nn.Module):
@@ -55,7 +55,7 @@ class Replica(nn.Module):
         total = (self._accumulated or 0) + num_seeds
         self._accumulated = total
         with differentiating(self):
-            (loss * num_seeds).backward()
+            differentiate(loss, num_seeds)
         if self._accumulates:
             self._versions = versions_of(self.module)
             return

@@ -207,7 +207,8 @@ def _train(parallel: GraphParallel, path: str, mesh: Mesh | None) -> Found:
         for step in range(STEPS):
             optimizer.zero_grad()
             out = model()
-            loss = F.cross_entropy(out[trains], graph.y[own][trains])
+            losses = F.cross_entropy(out, graph.y[own], reduction="none")
+            loss = (losses * trains).sum() / trains.sum()  # NaN on a rank without training nodes
             model.backward(loss, int(trains.sum()))
             if step == 0:
                 first, gradients = out.detach().clone(), _gradients(model.module)

@@ -168,6 +168,18 @@ class ParallelTests:
         self.on_ranks(ranks, parallel, [[3, 1, 2, 2], [5, 5, 1, 3], [4, 0, 0, 7]][:size], every=2)
 
     @pytest.mark.parametrize("size", [2])
+    def test_a_loss_of_no_seeds_may_be_nan(self, parallel: Parallel, ranks: Any, size: int) -> None:
+        """As the mean over the labelled nodes of a batch that has none."""
+        if size not in self.world_sizes:
+            pytest.skip(f"there cannot be {size} ranks")
+        for rank, gradients in enumerate(ranks.run(_without_labels, parallel, world_size=size)):
+            for name, gradient in gradients.items():
+                assert gradient is not None, f"{name} of rank {rank} has no gradient"
+                assert gradient.isfinite().all(), f"the gradient of {name} of rank {rank}"
+            if parallel.exact:
+                _assert_close(gradients, _with_labels(), TOLERANCE, "gradient")
+
+    @pytest.mark.parametrize("size", [2])
     def test_parameters_that_some_or_all_ranks_do_not_use(
         self, parallel: Parallel, ranks: Any, size: int
     ) -> None:
@@ -236,6 +248,35 @@ def _train(parallel: Parallel, seeds: Seeds, how: dict[str, Any]) -> Found:
                     note()
                     optimizer.step()
     return Found(initial, gradients, _final(model.module, optimizer))
+
+
+def _without_labels(parallel: Parallel) -> dict[str, Tensor | None]:
+    """The gradients of two batches, of which only the first one of rank 0 has labels."""
+    rank = dist.get_rank()
+    torch.manual_seed(rank)
+    model = wrap(Net(), parallel)
+    with model.no_sync():
+        model.backward(*_masked(model, rank, 0, with_labels=rank == 0))
+    model.backward(*_masked(model, rank, 1, with_labels=False))
+    return _gradients(model.module)
+
+
+def _with_labels() -> dict[str, Tensor | None]:
+    """The same in one process, of the batch that has labels."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = Net()
+    loss, _ = _masked(model, 0, 0, with_labels=True)
+    loss.backward()
+    return _gradients(model)
+
+
+def _masked(model: Any, rank: int, step: int, with_labels: bool) -> tuple[Tensor, int]:
+    """The mean loss over labelled seeds, and how many those are."""
+    batch = batch_of(rank, step, 4)
+    mask = torch.full((4,), float(with_labels), dtype=torch.float64)
+    losses = F.cross_entropy(model(batch.x, batch.edge_index)[:4], batch.y, reduction="none")
+    return (losses * mask).sum() / mask.sum(), int(mask.sum())
 
 
 def _forward(model: Any, batch: Batch, use: Any, rank: int, step: int) -> None:

@@ -14,6 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from pyg_scale.parallel import is_parallel_module
+from pyg_scale.parallel.base import differentiate
 from pyg_scale.parallel.replica import is_forgotten, versions_of
 
 
@@ -149,7 +150,7 @@ class Accumulation:
         keeps = self._seeds == 0 or isinstance(self._model, FSDPModule)
         if not keeps and is_forgotten(self._model, self._versions):
             self._seeds = 0
-        (loss * num_seeds).backward()
+        differentiate(loss, num_seeds)
         self._seeds += num_seeds
         if not self.due:
             self._versions = versions_of(self._model)

@@ -12,6 +12,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.algorithms.join import Join
+from torch.distributed.nn.functional import all_reduce
 from torch.nn.parallel import DistributedDataParallel
 from torch_geometric.data import Data
 from torch_geometric.nn import SAGEConv
@@ -65,6 +66,34 @@ def means():
 
 def test_means(ranks):
     ranks.run(means)
+
+
+class Centred(nn.Linear):
+    """Rows minus the sum of all ranks' rows, so that a loss depends on those of others."""
+
+    def forward(self, x):
+        rows = super().forward(x)
+        return rows - all_reduce(rows.sum(dim=0))
+
+
+def without_seeds():
+    """A rank without seeds brings nothing of its loss, but its share of what others' depend on."""
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    model = parallel.wrap(Centred(2, 3).double(), "ddp")
+    loss = loss_of(model, rank)
+    model.backward(loss / 0 * 0 if rank else loss, 0 if rank else 3)
+    torch.manual_seed(0)
+    alone = nn.Linear(2, 3).double()
+    x = torch.arange(6, dtype=torch.float64).view(3, 2)
+    rows = alone(x) - alone(torch.cat([x, x + 1])).sum(dim=0)
+    rows.square().sum(dim=1).mean().backward()
+    for p, q in zip(model.parameters(), alone.parameters(), strict=True):
+        assert torch.allclose(p.grad, q.grad, rtol=0, atol=1e-12)
+
+
+def test_a_loss_of_no_seeds_leaves_gradients_of_others(ranks):
+    ranks.run(without_seeds)
 
 
 def several_models():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 import torch_geometric.nn as pyg
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves
 
 from pyg_scale import parallel
 from pyg_scale.parallel.fsdp import FSDP
@@ -192,3 +195,207 @@ def typed() -> None:
 
 def test_typed_nodes_and_a_rank_without_batches(ranks: WaitingProcesses) -> None:
     ranks.run(typed, world_size=2)
+
+
+class Narrow(torch.nn.Module):
+    """Rank 1 has no number of its last layer; one parameter is never used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.last = pyg.GCNConv(CHANNELS, 8), torch.nn.Linear(8, 1)
+        self.unused = torch.nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Any, edge_index: Any) -> Any:
+        return self.last(self.conv(x, edge_index))
+
+
+class Alone(torch.nn.Module):
+    """Rank 1 has no numbers at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = torch.nn.Linear(CHANNELS, 1)
+
+    def forward(self, x: Any, edge_index: Any) -> Any:
+        return self.last(x)
+
+
+def squares(model: Any, step: int, factor: float = 1.0) -> torch.Tensor:
+    batch, dtype = batch_of(0, step, 4), next(model.parameters()).dtype
+    return (factor * model(batch.x.to(dtype), batch.edge_index)).square().mean()
+
+
+def assert_gradients(model: Any, expected: Any, near: float = 1e-12) -> None:
+    for (name, p), q in zip(model.named_parameters(), expected.parameters(), strict=True):
+        if q.grad is None:
+            assert p.grad is None, name
+        else:
+            assert float((p.grad.full_tensor() - q.grad).abs().max()) <= near, name
+
+
+def forget(kind: type[torch.nn.Module], options: dict[str, Any], dtype: torch.dtype) -> None:
+    """Gradients that `zero_grad` clears after `no_sync` are gone, and so are their seeds."""
+    torch.manual_seed(0)
+    plain, near = kind().to(dtype), 1e-12 if dtype == torch.float64 else 1e-6
+    model = parallel.wrap(copy.deepcopy(plain), "fsdp", **options)
+    parameters = list(model.parameters())
+    by_one, at_once = (torch.optim.SGD(parameters, lr=0.1, foreach=f) for f in (False, True))
+    clears = [
+        by_one.zero_grad,
+        lambda: by_one.zero_grad(set_to_none=False),
+        model.zero_grad,
+        lambda: model.zero_grad(set_to_none=False),
+        model.module.zero_grad,
+    ]
+    if kind is not Alone:
+        clears.append(lambda: at_once.zero_grad(set_to_none=False))
+    for step, clear in enumerate(clears):
+        with model.no_sync():
+            model.backward(squares(model, step, 7.0), 3)
+            model.backward(squares(model, step, 7.0), 2)
+        clear()
+        with model.no_sync():
+            model.backward(squares(model, step + 1), 4)
+        torch.nn.utils.clip_grad_norm_(parameters[:1], 0.5)  # changes, and does not clear
+        model.backward(squares(model, step + 2), 1)
+        plain.zero_grad()
+        (0.8 * squares(plain, step + 1) + 0.2 * squares(plain, step + 2)).backward()
+        assert_gradients(model.module, plain, near)
+        clear()  # what was exchanged
+
+
+def forget_some() -> None:
+    """Two optimizers, of which one clears: the other's gradients stay, and all seeds."""
+    torch.manual_seed(0)
+    plain = Narrow().double()
+    model = parallel.wrap(copy.deepcopy(plain), "fsdp")
+    first = torch.optim.SGD(model.module.conv.parameters(), lr=0.1)
+    with model.no_sync():
+        model.backward(squares(model, 0), 3)
+    first.zero_grad()
+    model.backward(squares(model, 1), 1)
+    (0.75 * squares(plain, 0)).backward()
+    plain.conv.zero_grad()
+    (0.25 * squares(plain, 1)).backward()
+    assert_gradients(model.module, plain)
+
+
+def forget_within_join() -> None:
+    """Rank 0 runs out with a gradient that all throw away."""
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    plain = Narrow().double()
+    model = parallel.wrap(copy.deepcopy(plain), "fsdp")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with model.join(optimizer):
+        with model.no_sync():
+            model.backward(squares(model, 0, 7.0), 3)
+        if rank == 1:
+            optimizer.zero_grad()
+            with model.no_sync():
+                model.backward(squares(model, 1), 4)
+            model.backward(squares(model, 2), 1)
+            optimizer.step()
+    (0.8 * squares(plain, 1) + 0.2 * squares(plain, 2)).backward()
+    for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+        expected = q if q.grad is None else q - 0.1 * q.grad
+        assert float((p.full_tensor() - expected).abs().max()) <= 1e-12
+
+
+def test_gradients_that_zero_grad_clears_are_gone(ranks: WaitingProcesses) -> None:
+    ranks.run(forget, Narrow, {}, torch.float64, world_size=2)
+    ranks.run(forget, Narrow, {"find_unused_parameters": True}, torch.float64, world_size=2)
+    ranks.run(forget, Alone, {}, torch.float64, world_size=2)
+    mixed = MixedPrecisionPolicy(reduce_dtype=torch.float64)
+    ranks.run(forget, Narrow, {"mp_policy": mixed}, torch.float32, world_size=2)
+    ranks.run(forget_some, world_size=2)
+    ranks.run(forget_within_join, world_size=2)
+
+
+class Weighted(Normed):
+    """Takes numbers of edges."""
+
+    def forward(self, x: Any, edge_index: Any, edge_weight: Any = None) -> Any:
+        return self.last(self.norm(self.conv(x, edge_index, edge_weight)))
+
+
+class ByType(torch.nn.Module):
+    """Takes dictionaries, with rows of edges."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        of_edges = pyg.GINEConv(torch.nn.Linear(CHANNELS, 4), edge_dim=2)
+        self.conv = pyg.HeteroConv({("a", "to", "b"): of_edges})
+        self.last = torch.nn.Linear(4, 2)
+
+    def forward(self, x_dict: Any, edge_index_dict: Any, edge_attr_dict: Any) -> Any:
+        out = self.conv(x_dict, edge_index_dict, edge_attr_dict=edge_attr_dict)
+        return {"b": self.last(out["b"])}
+
+
+class Several(Normed):
+    """Returns more than one tensor, of several dtypes, and may divide by 0."""
+
+    def forward(self, x: Any, edge_index: Any) -> Any:
+        x = self.conv(x, edge_index) / x.norm(dim=1, keepdim=True)
+        return self.last(x), {"nested": [x.float(), edge_index]}, "text", None
+
+
+def arguments_of(kind: str, batch: Any) -> Any:
+    """The arguments of a model of this kind, also made of the batch."""
+    x, edge_index = batch.x, batch.edge_index
+    weight = x.new_ones(edge_index.size(1)) / 2
+    if kind == "adjacency":
+        adj_t = torch.sparse_coo_tensor(edge_index.flip(0), weight, (len(x), len(x)))
+        return x, adj_t.coalesce().to_sparse_csr()
+    if kind == "types":
+        key = ("a", "to", "b")
+        edges = {key: torch.stack([edge_index[0], edge_index[1] % 4])}
+        return {"a": x, "b": x[:4]}, edges, {key: torch.stack([weight, weight], dim=1)}
+    return (x, edge_index, weight) if kind == "weights" else (x, edge_index)
+
+
+KINDS: dict[str, type[torch.nn.Module]] = {
+    "weights": Weighted,
+    "adjacency": Normed,
+    "types": ByType,
+    "frozen": Normed,
+    "several": Several,
+}
+
+
+def sum_of(out: Any) -> torch.Tensor:
+    found = [each for each in tree_leaves(out) if isinstance(each, torch.Tensor)]
+    rows = [each.double().square().mean() for each in found if each.requires_grad]
+    return torch.stack(rows).sum()
+
+
+def run_out(kind: str) -> None:
+    """Rank 0 has one batch, and rank 1 two: those of one process, with no trace of a third."""
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    plain = KINDS[kind]().double()
+    model = parallel.wrap(copy.deepcopy(plain), "fsdp")
+    if kind == "frozen":  # statistics that stay
+        model.module.norm.eval(), plain.norm.eval()
+    modes = [each.training for each in model.module.modules()]
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, plain)]
+    with model.join(optimizers[0]):
+        for step in range(1 + rank):
+            optimizers[0].zero_grad()
+            out = model(*arguments_of(kind, batch_of(rank, step, 4)))
+            model.backward(sum_of(out), 4)
+            optimizers[0].step()
+    assert modes == [each.training for each in model.module.modules()]
+    for step in range(2):
+        optimizers[1].zero_grad()
+        losses = [sum_of(plain(*arguments_of(kind, batch_of(r, step, 4)))) for r in range(step, 2)]
+        torch.stack(losses).mean().backward()
+        optimizers[1].step()
+    for (name, p), q in zip(model.module.named_parameters(), plain.parameters(), strict=True):
+        assert float((p.full_tensor() - q).abs().max()) <= 1e-12, name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_model_may_run_out_of_batches(ranks: WaitingProcesses, kind: str) -> None:
+    ranks.run(run_out, kind, world_size=2)

@@ -374,6 +374,20 @@ def test_one_table_for_each_type_without_features(ranks):
     assert not torch.equal(before["user"][:5], before["genre"])
 
 
+def test_a_loss_of_no_seeds_may_be_nan():
+    with comm_for("none") as comm:
+        embedding = NodeEmbedding(4, 3, comm=comm)
+        optimizer = embedding.optimizer(torch.optim.SGD, lr=1.0)
+        before = embedding.own_rows().clone()
+        rows = embedding(torch.arange(3))
+        embedding.backward((rows[:2] * 2).sum() / 2, 2)
+        embedding.backward(rows.sum() * 0.0 / 0, 0)
+        optimizer.step()
+        before[:2] -= 1.0
+        assert torch.allclose(embedding.own_rows(), before)
+        embedding.close()
+
+
 # Costs ########################################################################################
 
 

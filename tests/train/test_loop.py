@@ -136,6 +136,14 @@ def test_other_iterables_are_asked_for_one_more():
         accumulation(Stateful("abc"))
 
 
+def test_a_loss_of_no_seeds_may_be_nan():
+    model = torch.nn.Linear(2, 1, bias=False)
+    accumulation, x = Accumulation(model, 2), torch.tensor([[1.0, 2.0]])
+    for empty in accumulation([False, True]):
+        accumulation.backward(model(x).sum() / 0 * 0 if empty else model(x).sum(), 1 - empty)
+    assert torch.equal(model.weight.grad, x)
+
+
 def test_accumulation_refuses_what_cannot_be():
     with pytest.raises(TypeError, match=r"torch\.nn\.Module"):
         Accumulation(3, 2)

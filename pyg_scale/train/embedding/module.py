@@ -24,6 +24,7 @@ from pyg_scale.distributed.records import from_record, to_record
 from pyg_scale.errors import CheckpointError
 from pyg_scale.graph.topology import NodeType
 from pyg_scale.ops.raw_bytes import raw_bytes
+from pyg_scale.parallel.base import differentiate
 from pyg_scale.store.directory.book import PartitionBook
 from pyg_scale.store.rows import Key
 from pyg_scale.train.embedding.gradients import Gradients
@@ -238,7 +239,7 @@ class NodeEmbedding(nn.Module):
         if num_seeds < 0:
             raise ValueError(f"num_seeds must not be negative (got {num_seeds})")
         with self._gradients.counting(num_seeds):
-            (loss * num_seeds).backward()
+            differentiate(loss, num_seeds)
 
     def exchange(self) -> None:
         """Give gradients to the owners of rows; the optimizer calls it before its step."""

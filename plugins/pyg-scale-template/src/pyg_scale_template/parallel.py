@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from pyg_scale.parallel import GraphParallel, Parallel
+from pyg_scale.parallel.base import differentiate
 from pyg_scale.store.directory.data import DirectoryData
 
 
@@ -42,7 +43,7 @@ class TemplateModule(nn.Module):
             raise ValueError("loss does not come from the model")
         if not self.seeds and any(p.grad is not None and p.grad.any() for p in self.trained):
             raise RuntimeError("gradients of an earlier step are there: call zero_grad() first")
-        (loss * num_seeds).backward()
+        differentiate(loss, num_seeds)
         self.seeds += num_seeds
         if self.exchanges:
             self.exchange(is_active=True)
