@@ -104,7 +104,8 @@ def layerwise_inference(
         num_workers: Threads that sample and read ahead.
         dtype: In which hidden states and the result are kept; ``None``: as computed. A shorter one
             saves space and rounds what the next layer reads.
-        resume: Go on with what is in ``out``; ``False`` begins anew.
+        resume: Go on with what is in ``out``; ``False`` begins anew. What one process left is
+            refused by several ranks, and what these left by one process, either way.
         progress: Whether to show progress (on a terminal).
         edge_weight: The attribute of edges to pass as ``edge_weight=`` to the layers; a recorded
             model gets it as ``edge_weight`` or ``edge_weight_dict``, whichever its ``forward`` has.
@@ -170,6 +171,8 @@ def layerwise_inference(
     with _together(ranks), state.opened(resume):
         if state.is_done:
             return state.result()
+        if ranks is not None:
+            ranks.agree_on_files(state, layers.num_steps, layers.kept)
         work = _Pass(given, layers, state, batch_size, limit, target, num_workers, dtype, ranks)
         total = work.size * layers.num_steps
         done = sum(state.rows(step) for step in range(layers.num_steps))
@@ -228,6 +231,8 @@ def _recorded(
             work = RecordedPass(
                 program, given, state, memory, real, device, dtype, num_workers, ranks
             )
+            if ranks is not None:
+                ranks.agree_on_files(state, len(sizes), work.kept)
             total = sum(sizes) if ranks is None else sum(own)
             done = sum(state.rows(step) for step in range(len(sizes)))
             with _bar(total, done, progress and (ranks is None or ranks.rank == 0)) as bar:

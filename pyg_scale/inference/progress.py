@@ -98,7 +98,7 @@ class InferenceProgress:
                 )
         lines = _lines(journal) if journal.exists() else []
         if not resume or not lines:
-            self._begin()
+            self.begin()
             return
         head = lines[0]
         if head.get("format") != FORMAT or head.get("version") != VERSION:
@@ -120,7 +120,7 @@ class InferenceProgress:
         complete = all(self._rows.get(k, 0) >= self._size(k) for k in self._named)
         self._done |= named and bool(self._kinds) and complete
         if not (named if self._done else self._files_are_there()):
-            self._begin()
+            self.begin()
             return
         lines = [self._head()]
         for step, (dtype, row) in self._kinds.items():
@@ -155,7 +155,8 @@ class InferenceProgress:
             superseded |= self.rows(step) >= self._size(step)
         return True
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Remove what is there, and begin anew."""
         results = [self.path / name for name in (self._results or {0: RESULT}).values()]
         for file in (*self.path.glob("step-*.npy"), *results, self.path / JOURNAL):
             file.unlink(missing_ok=True)
@@ -178,6 +179,15 @@ class InferenceProgress:
     def has(self, step: int) -> bool:
         """Return True if a step has begun."""
         return step in self._kinds
+
+    def first(self, num_steps: int) -> int:
+        """The first of the steps that is not complete; their number if all are."""
+        open_ = (k for k in range(num_steps) if not self.has(k) or self.rows(k) < self._size(k))
+        return next(open_, num_steps)
+
+    def removed(self) -> list[int]:
+        """The steps that have begun and whose file is not there any more."""
+        return [step for step in sorted(self._kinds) if not self._file(step).exists()]
 
     def array(self, step: int) -> Tensor:
         """The result of a step, mapped."""

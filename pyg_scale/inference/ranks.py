@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import secrets
 import shutil
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ from pyg_scale.loader.seeds.agreement import Agreement
 from pyg_scale.loader.seeds.split import communicator_of
 from pyg_scale.ops.gather import gather
 from pyg_scale.store.directory.page_faults import read_soon
+
+_log = logging.getLogger("pyg_scale")
 
 NOTE = "RANKS.json"
 _CHUNK = 1 << 26
@@ -205,6 +208,41 @@ class InferenceRanks:
         except Exception as error:
             self._agreement.leave_word(error)
             raise
+
+    def agree_on_files(
+        self, state: InferenceProgress, num_steps: int, kept: Callable[[int], set[int]]
+    ) -> None:
+        """Begin anew on all ranks if one needs rows again that were removed.
+
+        Ranks remove the rows of a step when all have come far enough. A rank whose files were lost
+        or damaged since then goes on with an earlier step.
+
+        Args:
+            state: The files of this rank.
+            num_steps: Number of steps.
+            kept: The steps whose rows are needed after a step.
+
+        Raises:
+            CommTimeoutError: If a rank does not come; names it.
+        """
+        said = {"first": state.first(num_steps), "removed": state.removed()}
+        self._agreement.publish("files", said)
+        found = self._agreement.collect("files", "begin", patient=True)
+        first, rank = min((each["first"], rank) for rank, each in enumerate(found))
+        gone = {step for each in found for step in each["removed"]}
+        lost = [step for step in gone if step >= first or step in kept(first - 1)]
+        if not lost:
+            return
+        if self.rank == 0:
+            _log.warning(
+                "inference: rank %d has files of %d steps in %s, and rows of step %d, which are "
+                "needed then, were removed when it had more: all ranks begin anew",
+                rank,
+                first,
+                self._out,
+                min(lost),
+            )
+        state.begin()
 
     # Steps #################################################################################
 

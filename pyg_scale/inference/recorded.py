@@ -331,9 +331,13 @@ class RecordedPass:
             state.flush(step)
         if self._ranks is not None:
             self._ranks.wait(f"step {step}")
-        later = range(step + 1, len(program.steps))
-        keep = set(results_of(program)).union(*(program.reads(each) for each in later))
-        state.remove_before(step + 1, keep)
+        state.remove_before(step + 1, self.kept(step))
+
+    def kept(self, step: int) -> set[int]:
+        """The steps whose rows are still needed after a step."""
+        later = range(step + 1, len(self._program.steps))
+        reads = (self._program.reads(each) for each in later)
+        return set(results_of(self._program)).union(*reads)
 
     def _beat(self) -> None:
         if self._ranks is not None:

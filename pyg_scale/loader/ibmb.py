@@ -133,8 +133,9 @@ class _Influence(SubgraphLoader):
 
     def _sample(self, batch: BatchIndex) -> tuple[Induced, Tensor]:
         pairs = [self._pairs[number] for number in batch.index.tolist()]
-        out = torch.cat([each for each, _ in pairs])
-        found = self._graph.among(torch.cat([each for _, each in pairs]))
+        none = torch.empty(0, dtype=torch.int64)  # for a rank without a group in a step
+        out = torch.cat([none, *(each for each, _ in pairs)])
+        found = self._graph.among(torch.cat([none, *(each for _, each in pairs)]))
         assert found.edge is not None
         order = found.edge.argsort()
         found = Induced(found.node, found.edge_index[:, order], found.edge[order])
@@ -169,9 +170,9 @@ class IBMBBatchLoader(_Influence, ibmb_loader.IBMBBatchLoader):
         approximate_ppr_iterations: Number of steps of the power method.
         return_edge_index_type: ``"edge_index"``; ``"adj"`` raises ``NotImplementedError``.
         method: The name of a partitioner or an instance, see :class:`ClusterData`.
-        kwargs: ``seed``, ``worker_type``, ``split_seeds`` (but ``"part"``), ``uneven``, ``comm``,
-            see :class:`NodeLoader`, and arguments of :class:`torch.utils.data.DataLoader`;
-            ``batch_size`` counts groups (default: 1).
+        kwargs: ``seed``, ``worker_type``, ``split_seeds`` (but ``"part"``), ``uneven``,
+            ``split_batches``, ``comm``, see :class:`NodeLoader`, and arguments of
+            :class:`torch.utils.data.DataLoader`; ``batch_size`` counts groups (default: 1).
 
     Raises:
         NotImplementedError: If the graph has types, or an argument asks for what is not there.

@@ -47,8 +47,8 @@ class TemporalDataLoader(SubgraphLoader, torch_geometric.loader.TemporalDataLoad
 
     Raises:
         TypeError: If ``data`` is no ``TemporalData``, or ``batch_size`` no integer.
-        ValueError: If events are not in the order of time or one has none, ``shuffle=True`` is
-            given, or a number is out of range.
+        ValueError: If events are not in the order of time or one has none, ``shuffle=True`` or
+            ``split_batches=True`` is given, or a number is out of range.
     """
 
     def __init__(
@@ -64,6 +64,11 @@ class TemporalDataLoader(SubgraphLoader, torch_geometric.loader.TemporalDataLoad
         _check_events(data)
         if kwargs.pop("shuffle", False):
             raise ValueError("events are loaded in the order of time: leave out shuffle=True")
+        if kwargs.get("split_batches"):
+            raise ValueError(
+                "split_batches=True cuts the seeds of a step, but a batch of events stays whole: "
+                "use split_seeds='global', with which ranks take turns"
+            )
         self.data = data
         self.events_per_batch = operator.index(batch_size)
         if self.events_per_batch < 1:

@@ -236,31 +236,36 @@ class LayerModule(MeanModule):
         self._programs[key] = Program(self.module, graph, self._stages, size, self._strict)
 
     def _measure(self, mine: list[Call | None]) -> None:
-        """Let the owner of the first batch of a new program find out what goes between ranks."""
-        first = {work.program: n for n, work in reversed(list(enumerate(self._work)))}
-        new = sorted(n for program, n in first.items() if program.crossings is None)
-        if not new:
-            return
-        found: dict[str, Any] = {}
-        with self.peers.together():
+        """Let owners of batches find out what goes between ranks, where that is not known."""
+        while new := self._unknown():
+            found: dict[str, Any] = {}
+            with self.peers.together():
+                for number in new:
+                    if (inputs := mine[number]) is None:
+                        continue
+                    work = self._work[number]
+                    before = [each.clone() for each in self.module.buffers()]
+                    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                        found[str(number)] = work.program.measure(inputs.tensors, work.sizes)
+                    self._restore(before)
+            records = self.peers.gather(found)
             for number in new:
-                if (inputs := mine[number]) is None:
-                    continue
                 work = self._work[number]
-                before = [each.clone() for each in self.module.buffers()]
-                with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                    found[str(number)] = work.program.measure(*_distinct(inputs, work.sizes))
-                self._restore(before)
-        records = self.peers.gather(found)
-        for number in new:
-            work = self._work[number]
-            said = records[work.owner][str(number)]
-            work.program.crossings = [
-                [Crossing(per, tuple(shape), dtype) for per, shape, dtype in each] for each in said
-            ]
-        rows = [each.program.crossings for each in self._work]
+                work.program.learn(records[work.owner][str(number)])
+        rows = [
+            [[(c.shape, c.dtype) for c in each] for each in work.program.crossings or []]
+            for work in self._work
+        ]
         if any(each != rows[0] for each in rows):
             raise ValueError("different tensors go between ranks for batches with other arguments")
+
+    def _unknown(self) -> list[int]:
+        """The first batch of each program of which nobody knows what goes between ranks."""
+        first: dict[Program, int] = {}
+        for number, work in enumerate(self._work):
+            if work.program.is_open(work.sizes):
+                first.setdefault(work.program, number)
+        return sorted(first.values())
 
     def _hand_over(self, described: list[Any], mine: list[Call | None]) -> None:
         """Give each rank the inputs that its layers use."""
@@ -368,11 +373,15 @@ class LayerModule(MeanModule):
         """The schedule for micro-batches of these sizes; some are kept."""
         crossings = self._work[0].program.crossings
         assert crossings is not None
-        largest = {
-            per: _rounded(max(1, *(work.sizes.get(per, 0) for work in self._work)))
-            for per in self._work[0].sizes
-        }
-        shapes = [[(largest[c.per], *c.shape) for c in each] for each in crossings]
+        rows = [
+            [[c.rows(work.sizes) for c in each] for each in work.program.crossings or []]
+            for work in self._work
+        ]
+        shapes = [
+            [(_rounded(max(1, *(of[edge][place] for of in rows))), *c.shape)
+             for place, c in enumerate(each)]
+            for edge, each in enumerate(crossings)
+        ]  # fmt: skip
         key = (train, len(self._work), str(shapes))
         if key not in self._pipelines:
             self._pipelines[key] = self._made(train, shapes, crossings)
@@ -470,25 +479,6 @@ def _sizes(batch: Any) -> dict[str, int]:
         found["node"] = plain[0][0] if plain and plain[0] else 0
         found["edge"] = (edges or [0])[0]
     return found
-
-
-def _distinct(call: Call, sizes: Mapping[str, int]) -> tuple[dict[str, Tensor], dict[str, int]]:
-    """The tensors and sizes of a batch with more nodes, so that no two types have as many.
-
-    So the number of rows of a tensor says of which type it is.
-    """
-    tensors, found = dict(call.tensors), dict(sizes)
-    used = {number for kind, number in sizes.items() if kind.startswith("edge")}
-    for kind in sizes:
-        if kind.startswith("node "):
-            found[kind] = max(used) + 1 if found[kind] in used else found[kind]
-            used.add(found[kind])
-    for name, key in ((name, key) for name, each in call.keys.items() for key in each):
-        kind, full = f"node {key}", named(name, key)
-        if isinstance(key, str) and tensors[full].size(0) == sizes[kind]:
-            more = tensors[full].new_zeros(found[kind] - sizes[kind], *tensors[full].shape[1:])
-            tensors[full] = torch.cat([tensors[full], more])
-    return tensors, found
 
 
 def _rounded(number: int) -> int:

@@ -83,14 +83,22 @@ class Crossing(NamedTuple):
 
     Attributes:
         per: ``"node"`` or ``"edge"``, and the type if there are any: it has a row for each of those
-            of a batch.
+            of a batch. There are several if all batches that were measured had as many of each.
         shape: The shape of a row.
         dtype: Its dtype, such as ``"float32"``.
     """
 
-    per: str
+    per: tuple[str, ...]
     shape: tuple[int, ...]
     dtype: str
+
+    def rows(self, sizes: Mapping[str, int]) -> int:
+        """Number of rows of a batch of these sizes."""
+        return sizes[self.per[0]]
+
+    def is_open(self, sizes: Mapping[str, int]) -> bool:
+        """Return True if a batch of these sizes must be measured to know its number of rows."""
+        return len(self.per) > 1 and len({sizes[kind] for kind in self.per}) > 1
 
 
 def traced(module: nn.Module, described: Any) -> fx.Graph:
@@ -211,7 +219,9 @@ class Program:
         Raises:
             ValueError: If it is no floating-point tensor with a row for each node or edge.
         """
-        per = {number: kind for kind, number in reversed(list(sizes.items()))}
+        per: dict[int, list[str]] = {}
+        for kind, number in sizes.items():
+            per.setdefault(number, []).append(kind)
         found: list[list[Any]] = []
         tensors: tuple[Tensor, ...] = ()
         for stage, crossing in enumerate(self._crossing):
@@ -229,6 +239,38 @@ class Program:
                     )
                 found[-1].append([per[rows], list(tensor.shape[1:]), str(tensor.dtype)[6:]])
         return found
+
+    def is_open(self, sizes: Mapping[str, int]) -> bool:
+        """Return True if a batch of these sizes must be measured: :meth:`measure`, :meth:`learn`.
+
+        Only then can its number of rows be another than :attr:`crossings` says.
+        """
+        known = self.crossings
+        return known is None or any(c.is_open(sizes) for each in known for c in each)
+
+    def learn(self, measured: list[list[Any]]) -> None:
+        """Set :attr:`crossings`, or leave out what a tensor has no rows of after all.
+
+        Args:
+            measured: What :meth:`measure` found.
+
+        Raises:
+            ValueError: If a tensor has rows of something else in every batch.
+        """
+        found = [[Crossing(tuple(p), tuple(s), d) for p, s, d in each] for each in measured]
+        if self.crossings is not None:
+            found = [
+                [new._replace(per=tuple(kind for kind in old.per if kind in new.per))
+                 for old, new in zip(*both, strict=True)]
+                for both in zip(self.crossings, found, strict=True)
+            ]  # fmt: skip
+        for stage, each in enumerate(found):
+            if any(not crossing.per for crossing in each):
+                raise ValueError(
+                    f"a tensor goes from rank {stage} to rank {stage + 1} that has no row for each "
+                    "node or edge: put the cut elsewhere, device_map="
+                )
+        self.crossings = found
 
 
 def stage_of(node: fx.Node, stages: Mapping[str, int]) -> int | None:
@@ -327,7 +369,7 @@ class Stage(nn.Module):
         crossings = work.program.crossings
         assert crossings is not None
         if self._stage:
-            rows = [work.sizes[each.per] for each in crossings[self._stage - 1]]
+            rows = [each.rows(work.sizes) for each in crossings[self._stage - 1]]
             tensors = tuple(each[:n] for each, n in zip(tensors, rows, strict=True))
         gpus = [number.device] if number.device.type == "cuda" else []
         if not torch.is_grad_enabled():

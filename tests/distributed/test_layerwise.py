@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import os
+import shutil
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +101,61 @@ def test_what_was_interrupted_goes_on(
     with torch.no_grad():
         expected = model(DATA.x, DATA.edge_index)
     assert torch.allclose(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("damage", ["none", "gone", "short", "journal"])
+@pytest.mark.parametrize("typed", [False, True])
+def test_files_of_a_rank_that_are_lost(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    typed: bool,
+    damage: str,
+) -> None:
+    """All ranks begin anew where others have removed what the rank needs, and only there."""
+    data, model, expected = recorded()
+    if not typed:
+        data, model = DATA, GraphSAGE(6, 8, 3, 3).double().eval()
+        with torch.no_grad():
+            expected = {"": model(DATA.x, DATA.edge_index)}
+    paths = spread(in_parts(data, folder / f"{typed}", 2), shares(2, 2))
+    write, last = InferenceProgress.write, 4 if typed else 2
+    begun: list[int] = []
+    removed = threading.Barrier(2)  # both ranks have removed the rows of the first step
+
+    def stops(self: InferenceProgress, step: int, *args: Any) -> None:
+        if "rank-" in str(self.path):  # not of a probe
+            begun.append(step)
+            if step == last and stop:
+                removed.wait(60)
+                raise OSError("no space left on device")
+        write(self, step, *args)
+
+    def work(data: Any) -> Any:
+        options: Any = {"edge_attr": "edge_attr"} if typed else {}
+        found = layerwise_inference(copy.deepcopy(model), data, tmp_path / "out", **options)
+        return found if typed else {"": found}
+
+    monkeypatch.setattr(InferenceProgress, "write", stops)
+    stop = True
+    with pytest.raises(ExceptionGroup):
+        on_ranks(paths, work)
+    assert not (tmp_path / "out" / "rank-0-of-2" / "step-0.npy").exists()
+    files = tmp_path / "out" / "rank-1-of-2"
+    if damage == "gone":
+        shutil.rmtree(files)
+    elif damage == "short":
+        for file in files.glob("step-*.npy"):
+            os.truncate(file, 100)
+    elif damage == "journal":
+        (files / "PROGRESS.jsonl").write_text("{")
+    stop = False
+    begun.clear()
+    for found in on_ranks(paths, work):
+        same(found, expected)
+    assert begun.count(0) == (0 if damage == "none" else 2)
+    assert ("all ranks begin anew" in caplog.text) == (damage != "none")
 
 
 SIZES = {"author": 40, "paper": 70, "venue": 2}

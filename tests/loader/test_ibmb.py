@@ -13,12 +13,14 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import ibmb_loader as theirs
 from torch_geometric.utils import to_dense_adj
 
+from pyg_scale.comm.base import Communicator
 from pyg_scale.datasets import planted_communities
 from pyg_scale.loader import IBMBBatchLoader, IBMBNodeLoader, ibmb
 from pyg_scale.loader.induced import Grouped
 from pyg_scale.partitioner import partition
 from pyg_scale.sampler import ppr
 from tests.loader.batches import assert_same_batches
+from tests.loader.ranks import on_ranks
 
 DATA = planted_communities(300, 2400, 4, 5, seed=3)
 NODES = DATA.train_mask.nonzero().view(-1)[:80]
@@ -131,6 +133,23 @@ def test_every_output_node_comes_once(make: Any, batch_order: str) -> None:
     same = [batch.num_nodes for batch in epochs[0]] == [batch.num_nodes for batch in epochs[1]]
     assert same == (batch_order == "order")
     assert_same_batches(epochs[0], make(batch_order=batch_order, batch_size=2))
+
+
+@MAKE
+def test_ranks_share_the_groups_of_a_step(make: Any) -> None:
+    """A rank without a group in a step has an empty batch in it."""
+
+    def work(comm: Communicator) -> list[Data]:
+        return list(make(batch_size=2, split_batches=True, comm=comm))
+
+    found, alone = on_ranks(3, work), list(make(batch_size=2))
+    assert [len(each) for each in found] == [len(alone)] * 3
+    for step, (whole, *pieces) in enumerate(zip(alone, *found, strict=True)):
+        outputs = [batch.community[batch.output_node_mask] for batch in pieces]
+        expected = whole.community[whole.output_node_mask]
+        assert torch.equal(torch.cat(outputs).bincount(), expected.bincount()), step
+        assert pieces[2].num_nodes == pieces[2].num_edges == 0
+        assert pieces[2].x.shape == (0, DATA.x.size(1))
 
 
 @MAKE

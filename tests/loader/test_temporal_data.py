@@ -163,6 +163,7 @@ def unsorted() -> TemporalData:
         (lambda: TemporalDataLoader(not_a_number()), ValueError, "data.t has NaN"),
         (lambda: TemporalDataLoader(events())([]), ValueError, "arange is empty"),
         (lambda: TemporalDataLoader(events(), shuffle=True), ValueError, "order of time"),
+        (lambda: TemporalDataLoader(events(), split_batches=True), ValueError, "stays whole"),
     ],
 )
 def test_wrong_input(make: Any, error: type[Exception], match: str) -> None:

@@ -310,6 +310,74 @@ def test_gradients_of_typed_nodes_are_those_of_one_process(
     assert ranks.run(train_typed, names, world_size=size) == [{}] * size
 
 
+class Weighted(nn.Module):
+    """Weights of edges, made on the first rank, go to the last one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.score = nn.Linear(2, 1)
+        self.first, self.last = pyg.GraphConv(FEATURES, 8), pyg.GraphConv(8, CLASSES)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        weight = self.score(edge_attr).flatten().sigmoid()
+        return self.last(self.first(x, edge_index, weight), edge_index, weight)
+
+
+class WeightedTypes(nn.Module):
+    """The same with two types of edges."""
+
+    def __init__(self, edge_types: Any) -> None:
+        super().__init__()
+        self.edge_types, self.score = edge_types, nn.Linear(2, 1)
+        sizes = [(FEATURES, 8), (8, CLASSES)]
+        self.first, self.last = (
+            pyg.HeteroConv({kind: pyg.GraphConv(a, b) for kind in edge_types}) for a, b in sizes
+        )
+
+    def forward(self, x_dict: Any, edge_index_dict: Any, attrs: Any) -> Any:
+        weights = {kind: self.score(attrs[kind]).flatten().sigmoid() for kind in self.edge_types}
+        x_dict = self.first(x_dict, edge_index_dict, edge_weight_dict=weights)
+        return self.last(x_dict, edge_index_dict, edge_weight_dict=weights)["a"]
+
+
+def as_many_of_each(typed: bool) -> None:
+    """Batches with as many edges as nodes, or edges of one type as of another, and then others."""
+    torch.manual_seed(0)
+    edge_types = [("a", "to", "a"), ("a", "of", "a")]
+    plain = (WeightedTypes(edge_types) if typed else Weighted()).double()
+    model, rank = parallel.wrap(plain, "layer"), dist.get_rank()
+
+    def arguments_of(sizes: tuple[int, int, int]) -> tuple[Any, ...]:
+        n, *edges = sizes
+        x = torch.randn(n, FEATURES, dtype=torch.float64)
+        made = [(torch.randint(n, (2, e)), torch.randn(e, 2, dtype=torch.float64)) for e in edges]
+        if not typed:
+            return x, *made[0]
+        index, attr = (dict(zip(edge_types, each)) for each in zip(*made))
+        return {"a": x}, index, attr
+
+    same, more, fewer = (12, 12, 12), (10, 40, 30), (40, 10, 9)
+    for step in ((same, same), (same, more), (fewer, same), (more, fewer)):
+        every = [arguments_of(sizes) for sizes in step]
+        plain.zero_grad()
+        expected = [plain(*each) for each in every]
+        sum(each.sum() / len(every) for each in expected).backward()
+        grads = [p.grad.clone() for p in plain.parameters()]
+        plain.zero_grad()
+        out = model(*every[rank])
+        assert (out - expected[rank]).abs().max() <= TOLERANCE, step
+        model.backward(out.sum(), 1)
+        for p, grad in zip(plain.parameters(), grads, strict=True):
+            assert (p.grad - grad).abs().max() <= TOLERANCE, step
+
+
+@pytest.mark.parametrize("typed", [False, True])
+def test_rows_that_the_first_batch_does_not_tell_apart(
+    ranks: WaitingProcesses, typed: bool
+) -> None:
+    ranks.run(as_many_of_each, typed, world_size=2)
+
+
 # Micro-batches #################################################################################
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import itertools
 import json
 import os
@@ -611,7 +613,82 @@ def test_rows_of_a_dense_table_and_within_a_model():
         net.load_state_dict(dict(net.linear.state_dict(prefix="linear.")))
 
 
+class Factors(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = NodeEmbedding(NODES, CHANNELS, dtype=torch.float64)
+        self.linear = nn.Linear(CHANNELS, 2, dtype=torch.float64)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.linear(self.rows(ids))
+
+
+def pickled(model: nn.Module) -> Any:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
+def test_a_copy_has_rows_of_its_own(copied):
+    def step(model: Factors) -> Tensor:
+        optimizer = model.rows.optimizer(torch.optim.SGD, lr=1.0)
+        model(torch.tensor([1, 3])).sum().backward()
+        optimizer.step()
+        return model.rows.own_rows().clone()
+
+    model = Factors()
+    before = model.rows.own_rows().clone()
+    model(torch.tensor([2])).sum().backward()  # gradients are not copied, as those of parameters
+    other = copied(model)
+    assert repr(other) == repr(model) and torch.equal(other.rows.own_rows(), before)
+    after = step(other)
+    assert torch.equal(model.rows.own_rows(), before), "those of the copy have changed"
+    close(before[[1, 3]] - after[[1, 3]], model.linear.weight.detach().sum(0).expand(2, -1))
+    assert torch.equal(after[2], before[2])
+    model.zero_grad()
+    model.rows.forget()
+    assert torch.equal(step(model), after)
+
+
+def test_a_shallow_copy_has_the_same_gradients():
+    embedding = NodeEmbedding(NODES, CHANNELS)
+    optimizer = embedding.optimizer(torch.optim.SGD, lr=1.0)
+    before = embedding.own_rows().clone()
+    copy.copy(embedding)(torch.tensor([1])).sum().backward()
+    optimizer.step()
+    close(embedding.own_rows()[1], before[1] - 1)
+
+
+def test_averaged_models_keep_the_rows():
+    model = Factors()
+    averaged = torch.optim.swa_utils.AveragedModel(model)
+    averaged.update_parameters(model)
+    ids = torch.arange(NODES)
+    assert torch.equal(averaged(ids), model(ids))
+
+
+def copied_on_ranks() -> None:
+    with NodeEmbedding(NODES, CHANNELS) as embedding:
+        for copied in (copy.deepcopy, pickled):
+            with pytest.raises(TypeError, match=r"of 2 ranks can be neither .* state_dict\(\)"):
+                copied(embedding)
+    alone = NodeEmbedding(NODES, CHANNELS, comm="local")
+    assert torch.equal(copy.deepcopy(alone).own_rows(), alone.own_rows())
+
+
+def test_shards_are_not_copied(ranks):
+    ranks.run(copied_on_ranks, world_size=2)
+
+
 # Bad input ####################################################################################
+
+
+def nobody() -> HeteroData:
+    data = HeteroData()
+    data["user"].name = None
+    return data
 
 
 def zeros(ids: Tensor) -> Tensor:
@@ -648,6 +725,20 @@ def test_ids_that_cannot_be(wrong, error, match):
         ((movies(), 2), {"node_types": "user"}, TypeError, r"a list: pass \['user'\]"),
         ((movies(), 2), {"init": {"usr": zeros}}, ValueError, r"'usr' .*\['user', 'genre'\]"),
         ((5, 2), {"init": {"user": zeros}}, ValueError, r"no table of 'user' .*\[None\]"),
+        ((5, "a"), {}, TypeError, r"channels must be an integer \(got 'a'\)"),
+        ((5, 2.5), {}, TypeError, r"channels must be an integer \(got 2.5\)"),
+        ((5, True), {}, TypeError, r"channels must be an integer \(got True\)"),
+        ((5, 2), {"seed": "a"}, TypeError, r"seed must be an integer \(got 'a'\)"),
+        (
+            (5, 2),
+            {"init": torch.zeros(5, 2)},
+            TypeError,
+            r"init .* function of ids.* \(got Tensor\)",
+        ),
+        ((5, 2), {"init": "zeros"}, TypeError, r"init .* function of ids.* \(got str\)"),
+        ((5, 2), {"init": {None: 0.0}}, TypeError, r"init .* function of ids.* \(got float\)"),
+        ((Data(), 2), {}, ValueError, "graph does not say .* set its num_nodes"),
+        ((nobody(), 2), {}, ValueError, r"graph\['user'\] does not say .* set its num_nodes"),
     ],
 )
 def test_tables_that_cannot_be(arguments, options, error, match):
@@ -696,8 +787,10 @@ def test_misuse_of_an_optimizer():
         optimizer.step(lambda: 0.0)
     with pytest.raises(ValueError, match="num_seeds"):
         embedding.backward(embedding(torch.tensor([1])).sum(), -1)
-    with pytest.raises(TypeError, match="dtype=torch.float64"):
+    with pytest.raises(TypeError, match="make it with dtype=torch.float64"):
         nn.Sequential(embedding).double()
+    with pytest.raises(TypeError, match=r"stay torch.float32: convert .*\.to\(torch.float16\)"):
+        nn.Sequential(embedding).half()
     embedding(torch.tensor([1])).sum().backward()
     embedding.backward(embedding(torch.tensor([1])).sum(), 1)
     with pytest.raises(RuntimeError, match="none and one"):

@@ -265,6 +265,83 @@ def test_what_does_not_fit_is_refused() -> None:
         LocalGraphStore().get_partition_ids_from_nids(torch.arange(3))
 
 
+IDS, EDGES = torch.arange(3), torch.tensor([[0, 1, 2], [1, 2, 0]])
+TYPE = ("u", "to", "v")
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "match"),
+    [
+        (lambda: LocalGraphStore.from_data(None, EDGES, 3), TypeError, r"edge_id .*\(got NoneType"),
+        (
+            lambda: LocalGraphStore.from_data(IDS + 0.5, EDGES, 3),
+            TypeError,
+            "edge_id must be a tensor of integers .*float32",
+        ),
+        (
+            lambda: LocalGraphStore.from_data(IDS, EDGES.tolist(), 3),
+            TypeError,
+            r"edge_index must be a tensor of integers \(got list\)",
+        ),
+        (
+            lambda: LocalGraphStore.from_data(IDS, EDGES, "3"),
+            TypeError,
+            r"num_nodes must be an integer \(got '3'\)",
+        ),
+        (
+            lambda: LocalGraphStore.from_hetero_data({TYPE: IDS}, {TYPE: EDGES}, {"u": 3}),
+            KeyError,
+            "num_nodes_dict lacks the node type 'v' of .*'to'",
+        ),
+        (
+            lambda: LocalGraphStore.from_hetero_data({}, {TYPE: EDGES}, {"u": 3, "v": 3}),
+            KeyError,
+            "edge_id_dict lacks the edge type .*'to'",
+        ),
+        (
+            lambda: LocalGraphStore.from_hetero_data(
+                {TYPE: IDS}, {TYPE: EDGES}, {"u": 3, "v": True}
+            ),
+            TypeError,
+            r"num_nodes_dict\['v'\] must be an integer",
+        ),
+        (
+            lambda: LocalFeatureStore.from_data(IDS.double(), torch.ones(3, 1)),
+            TypeError,
+            "node_id must be a tensor of integers .*float64",
+        ),
+        (
+            lambda: LocalFeatureStore.from_data(IDS, [[1.0]] * 3),
+            TypeError,
+            r"'x' of None must be a tensor \(got list\)",
+        ),
+        (
+            lambda: LocalFeatureStore.from_hetero_data({"u": [0, 1]}),
+            TypeError,
+            r"node_id of 'u' must be a tensor of integers \(got list\)",
+        ),
+    ],
+)
+def test_arguments_of_a_wrong_type_are_named(
+    make: Callable[[], Any], error: type[Exception], match: str
+) -> None:
+    with pytest.raises(error, match=match):
+        make()
+
+
+def test_ids_that_were_put_are_integers() -> None:
+    features, graph = _stores(planted_communities(60, 300), torch.zeros(60, dtype=torch.int64), 0)
+    ids = graph.get_edge_id(None, "coo")
+    assert ids is not None
+    graph.put_edge_id(ids + 0.5, edge_type=None, layout="coo")
+    with pytest.raises(TypeError, match="ids of edges None must be a tensor of integers"):
+        _alone((features, graph))
+    graph.put_edge_id(ids, edge_type=None, layout="coo")
+    features.put_global_id(torch.arange(60) + 0.5, None)
+    with pytest.raises(TypeError, match="ids of features of None must be a tensor of integers"):
+        _alone((features, graph))
+
+
 def test_loaders_that_share_a_graph_have_the_same_stores() -> None:
     data: Data = planted_communities(60, 300)
     part = torch.arange(60) % 2

@@ -381,6 +381,12 @@ def test_wrong_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         DistNeighborLoader(stores, [2], "127.0.0.1", None, _context(0, 2))
     with pytest.raises(ValueError, match="rank 5 of 2"):
         make(rank=5)
+    with pytest.raises(TypeError, match=r"current_ctx must be a DistContext .*\(got None\)"):
+        DistNeighborLoader(stores, [2], "127.0.0.1", free_port(), None)
+    for part in ("0", None, 0.0, True):
+        for store in (LocalGraphStore, LocalFeatureStore):
+            with pytest.raises(TypeError, match=f"pid must be an integer .got {part!r}"):
+                store.from_partition(tmp_path / "parts", part)
     with pytest.raises(ValueError, match="rpc_timeout"):
         make(rpc_timeout=0)
     with pytest.raises(TypeError, match="LocalFeatureStore"):

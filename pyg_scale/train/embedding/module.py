@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -41,6 +42,8 @@ from pyg_scale.train.embedding.table import (
 from pyg_scale.train.tree import Rows
 
 Init = Callable[[Tensor], Tensor]
+
+_DTYPES = (torch.float32, torch.float64)
 
 
 class NodeEmbedding(nn.Module):
@@ -86,10 +89,14 @@ class NodeEmbedding(nn.Module):
         num_threads: Number of requests of other ranks that this one answers at a time.
 
     Raises:
-        TypeError: If the graph, the dtype or a type of node cannot be.
-        ValueError: If there is nothing to embed, or ranks disagree; says about what.
+        TypeError: If the graph, a number, the dtype, ``init`` or a type of node cannot be.
+        ValueError: If there is nothing to embed, the graph does not say how many nodes it has, or
+            ranks disagree; says about what.
         CommTimeoutError: If not all ranks make one in time; names them.
     """
+
+    _ranks: Ranks | None
+    _optimizer: OfTables | None
 
     def __init__(
         self,
@@ -106,9 +113,10 @@ class NodeEmbedding(nn.Module):
     ) -> None:
         super().__init__()
         sizes = _sizes(graph, node_types)
+        channels, seed = _integer("channels", channels), _integer("seed", seed)
         if channels < 1:
             raise ValueError(f"channels must be 1 or more (got {channels})")
-        if dtype not in (torch.float32, torch.float64):
+        if dtype not in _DTYPES:
             raise TypeError(f"dtype must be torch.float32 or torch.float64 (got {dtype})")
         self.channels, self.dtype = channels, dtype
         begin = _inits(init, sizes)
@@ -118,7 +126,9 @@ class NodeEmbedding(nn.Module):
             made = dict[NodeType, Table]()
             for kind, book in books.items():
                 layout = RowLayout(book, owner, ranks.rank, ranks.world_size)
-                first = begin[kind] or uniform(kind, channels, dtype, seed)
+                first = begin[kind]
+                if first is None:
+                    first = uniform(kind, channels, dtype, seed)
                 made[kind] = Table(kind, layout, channels, dtype, first)
             _agree(ranks, {"sizes": list(sizes.items()), "channels": channels, "dtype": str(dtype),
                            "parts": _checksum(books), "owners": list(owner)})  # fmt: skip
@@ -127,18 +137,20 @@ class NodeEmbedding(nn.Module):
                 ranks.close()
             raise
         self._tables = made
-        self._rows = ShardRows(made)
-        self._gradients = Gradients(made, ranks)
-        self._comm = ranks
-        self._optimizer: OfTables | None = None
-        self._anchor = torch.empty(0, requires_grad=True)  # so that rows get a gradient
-        self._ranks: Ranks | None = None
+        self._begin(ranks)
         if ranks.world_size > 1:
             service = ranks.serve({FEATURES: ShardAnswers(made)}, num_threads=num_threads)
             mine = _owners(owner, ranks.rank, ranks.world_size)
             name = Path("a NodeEmbedding")
             self._ranks = Ranks(ranks, service, mine, name, owns_comm=ranks is not comm)
             ranks.barrier()  # from now on all ranks serve
+
+    def _begin(self, comm: Communicator) -> None:
+        """Set all that is not to be copied with the rows."""
+        self._comm, self._rows = comm, ShardRows(self._tables)
+        self._gradients = Gradients(self._tables, comm)
+        self._optimizer, self._ranks = None, None
+        self._anchor = torch.empty(0, requires_grad=True)  # so that rows get a gradient
 
     # Reading ###############################################################################
 
@@ -329,10 +341,32 @@ class NodeEmbedding(nn.Module):
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         found = fn(torch.empty(0, dtype=self.dtype)).dtype
         if found != self.dtype:
-            raise TypeError(
-                f"the rows of a NodeEmbedding stay {self.dtype}: make it with dtype={found}"
-            )
+            advice = f"make it with dtype={found}"
+            if found not in _DTYPES:
+                advice = f"convert what it returns, embedding(ids).to({found})"
+            raise TypeError(f"the rows of a NodeEmbedding stay {self.dtype}: {advice}")
         return self  # rows stay on the CPU
+
+    # As of other modules, a copy has no gradients and no optimizer.
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._comm.world_size > 1:
+            raise TypeError(
+                f"a NodeEmbedding of {self._comm.world_size} ranks can be neither copied nor "
+                "pickled, as each has some of the rows: save its state_dict() with Checkpoint, or "
+                "make another one and load_state_dict() of it"
+            )
+        left_out = ("_comm", "_rows", "_gradients", "_optimizer", "_anchor", "_ranks")
+        return {name: value for name, value in self.__dict__.items() if name not in left_out}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._begin(Local())
+
+    def __copy__(self) -> Self:
+        made = type(self).__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        return made
 
     def extra_repr(self) -> str:
         """The sizes of the tables."""
@@ -398,11 +432,11 @@ def _sizes(graph: Any, node_types: Sequence[str] | None) -> dict[NodeType, int]:
             raise ValueError(f"node_types: the graph has no {unknown[0]!r}, only {types}")
         if not node_types:
             raise ValueError("all node types have features x: say which get rows by node_types=")
-        return {kind: int(graph[kind].num_nodes) for kind in node_types}
+        return {kind: _count(graph[kind].num_nodes, f"graph[{kind!r}]") for kind in node_types}
     if node_types is not None:
         raise ValueError("node_types is for a HeteroData")
     if isinstance(graph, Data):
-        graph = int(graph.num_nodes)
+        graph = _count(graph.num_nodes, "graph")
     if not isinstance(graph, int) or isinstance(graph, bool):
         raise TypeError(
             f"graph must be a Data, a HeteroData or a number of nodes (got {type(graph).__name__})"
@@ -412,11 +446,34 @@ def _sizes(graph: Any, node_types: Sequence[str] | None) -> dict[NodeType, int]:
     return {None: graph}
 
 
+def _count(num_nodes: int | None, what: str) -> int:
+    if num_nodes is None:
+        raise ValueError(f"{what} does not say how many nodes there are: set its num_nodes")
+    return int(num_nodes)
+
+
+def _integer(name: str, value: Any) -> int:
+    try:
+        found = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        found = None
+    if found is None:
+        raise TypeError(f"{name} must be an integer (got {value!r})")
+    return found
+
+
 def _inits(init: Any, kinds: Iterable[NodeType]) -> dict[NodeType, Init | None]:
     """The maker of first values of each type; ``None`` where none is given."""
-    if not isinstance(init, Mapping):
-        return dict.fromkeys(kinds, init)
     known = list(kinds)
+    given = list(init.values()) if isinstance(init, Mapping) else [init]
+    for each in given:
+        if each is not None and not callable(each):
+            raise TypeError(
+                "init must be a function of ids, or a dictionary of functions by node type (got "
+                f"{type(each).__name__}): rows of a table are given by lambda ids: table[ids]"
+            )
+    if not isinstance(init, Mapping):
+        return dict.fromkeys(known, init)
     if unknown := [kind for kind in init if kind not in known]:
         raise ValueError(f"init: no table of {unknown[0]!r} is made, only of {known}")
     return {kind: init.get(kind) for kind in known}

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch_geometric.data import FeatureStore, TensorAttr
 
+from pyg_scale_migrate.pyg_distributed.graph_store import check_integers
+
 _UNSET: Any = TensorAttr().group_name
 OF_EDGES = (None, None)
 """PyG's group name of edges in a graph without types."""
@@ -77,6 +79,7 @@ class LocalFeatureStore(FeatureStore):
             edge_attr: Their features ``[e, ...]``.
 
         Raises:
+            TypeError: If ids are no tensors of integers, or rows no tensors.
             ValueError: If there is ``edge_attr`` without ``edge_id``, or the numbers of rows and
                 ids differ.
         """
@@ -104,6 +107,7 @@ class LocalFeatureStore(FeatureStore):
             edge_attr_dict: Features, by edge type.
 
         Raises:
+            TypeError: As of :meth:`from_data`.
             ValueError: If a type has rows without ids, or the numbers of rows and ids differ.
         """
         out = cls()
@@ -121,6 +125,7 @@ class LocalFeatureStore(FeatureStore):
 
         Raises:
             GraphDirectoryError: As there.
+            TypeError: As there.
             IndexError: As there.
         """
         from pyg_scale_migrate.pyg_distributed.part import PartFeatureStore
@@ -128,13 +133,18 @@ class LocalFeatureStore(FeatureStore):
         return PartFeatureStore(root, pid)
 
     def _add(self, group: Any, ids: Tensor | None, rows: Mapping[str, Tensor | None]) -> None:
+        which = "edge_id" if isinstance(group, tuple) else "node_id"
         if ids is not None:
+            check_integers(which if group in (None, OF_EDGES) else f"{which} of {group!r}", ids)
             self.put_global_id(ids, group_name=group)
         for name, value in rows.items():
             if value is None:
                 continue
+            if not isinstance(value, Tensor):
+                raise TypeError(
+                    f"{name!r} of {group!r} must be a tensor (got {type(value).__name__})"
+                )
             if ids is None:
-                which = "edge_id" if isinstance(group, tuple) else "node_id"
                 raise ValueError(f"{name!r} of {group!r} was given without {which}")
             if value.dim() == 0 or value.size(0) != ids.numel():
                 raise ValueError(

@@ -6,14 +6,19 @@ one part of a graph directory, see :mod:`pyg_scale_migrate.pyg_distributed.part`
 
 from __future__ import annotations
 
+import contextlib
+import operator
 from collections.abc import Mapping
 from os import PathLike
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch_geometric.data import EdgeAttr, GraphStore
 
 from pyg_scale.graph.topology import EdgeType, NodeType
+
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 class LocalGraphStore(GraphStore):
@@ -62,11 +67,13 @@ class LocalGraphStore(GraphStore):
             is_sorted: True if edges are sorted by destination; otherwise they are sorted.
 
         Raises:
+            TypeError: If ids or edges are no tensors of integers, or ``num_nodes`` is no integer.
             ValueError: If there are not as many ids as edges.
         """
         out = cls()
         out.meta = {"is_hetero": False}
-        out._add(None, edge_index, edge_id, (num_nodes, num_nodes), is_sorted)
+        size = checked_integer("num_nodes", num_nodes)
+        out._add(None, edge_index, edge_id, (size, size), is_sorted)
         return out
 
     @classmethod
@@ -86,13 +93,23 @@ class LocalGraphStore(GraphStore):
             is_sorted: True if edges of all types are sorted by destination.
 
         Raises:
+            TypeError: As of :meth:`from_data`.
             ValueError: If there are not as many ids as edges.
             KeyError: If an edge type has no ids, or the number of nodes of a type is missing.
         """
         out = cls()
         out.meta = {"is_hetero": True}
         for edge_type, edge_index in edge_index_dict.items():
-            size = (num_nodes_dict[edge_type[0]], num_nodes_dict[edge_type[2]])
+            source, _, target = edge_type
+            for end in (source, target):
+                if end not in num_nodes_dict:
+                    raise KeyError(f"num_nodes_dict lacks the node type {end!r} of {edge_type}")
+            if edge_type not in edge_id_dict:
+                raise KeyError(f"edge_id_dict lacks the edge type {edge_type}")
+            size = (
+                checked_integer(f"num_nodes_dict[{source!r}]", num_nodes_dict[source]),
+                checked_integer(f"num_nodes_dict[{target!r}]", num_nodes_dict[target]),
+            )
             out._add(edge_type, edge_index, edge_id_dict[edge_type], size, is_sorted)
         return out
 
@@ -106,6 +123,7 @@ class LocalGraphStore(GraphStore):
 
         Raises:
             GraphDirectoryError: If it is not a graph directory, or the part is not on this machine.
+            TypeError: If ``pid`` is no integer.
             IndexError: If there is no such part.
         """
         from pyg_scale_migrate.pyg_distributed.part import PartGraphStore
@@ -120,8 +138,10 @@ class LocalGraphStore(GraphStore):
         size: tuple[int, int],
         is_sorted: bool,
     ) -> None:
+        of = "" if edge_type is None else f" of {edge_type}"
+        check_integers(f"edge_id{of}", edge_id)
+        check_integers(f"edge_index{of}", edge_index)
         if edge_id.dim() != 1 or tuple(edge_index.shape) != (2, edge_id.numel()):
-            of = "" if edge_type is None else f" of {edge_type}"
             raise ValueError(
                 f"edge_id{of} must be [num_edges] and edge_index [2, num_edges] (got "
                 f"{list(edge_id.shape)} and {list(edge_index.shape)})"
@@ -201,6 +221,29 @@ class LocalGraphStore(GraphStore):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.partition_idx} of {self.num_partitions}, in memory)"
+
+
+def checked_integer(name: str, value: Any) -> int:
+    """A number that was given as an argument.
+
+    Raises:
+        TypeError: If it is no integer, or a bool.
+    """
+    with contextlib.suppress(TypeError):
+        if not isinstance(value, bool):
+            return operator.index(value)
+    raise TypeError(f"{name} must be an integer (got {value!r})")
+
+
+def check_integers(name: str, value: Any) -> None:
+    """Check ids that were given as an argument.
+
+    Raises:
+        TypeError: If they are no tensor of integers.
+    """
+    found = value.dtype if isinstance(value, Tensor) else type(value).__name__
+    if not isinstance(value, Tensor) or value.dtype not in _INTEGERS:
+        raise TypeError(f"{name} must be a tensor of integers (got {found})")
 
 
 def _looked_up(name: str, book: Any, kind: Any, ids: Tensor) -> Tensor:

@@ -14,7 +14,11 @@ from pyg_scale.files.npy import dtype_name
 from pyg_scale.graph.topology import EdgeType, NodeType
 from pyg_scale.store.directory import PartitionBook
 from pyg_scale_migrate.pyg_distributed.feature_store import OF_EDGES, LocalFeatureStore, places_of
-from pyg_scale_migrate.pyg_distributed.graph_store import LocalGraphStore
+from pyg_scale_migrate.pyg_distributed.graph_store import (
+    LocalGraphStore,
+    check_integers,
+    checked_integer,
+)
 
 Rows: TypeAlias = dict[str, Tensor]
 
@@ -76,6 +80,7 @@ def read_held(features: LocalFeatureStore, graph: LocalGraphStore, num_ranks: in
         num_ranks: Number of ranks, each with a part.
 
     Raises:
+        TypeError: If ids are no integers.
         ValueError: If their content contradicts itself; names the contradiction.
         IndexError: If an edge has a node that does not exist.
     """
@@ -128,7 +133,8 @@ def _num_nodes(features: LocalFeatureStore, graph: LocalGraphStore) -> dict[Node
         if edge.size is None:
             raise ValueError(f"edges {edge.edge_type} have no size: put_edge_index(..., size=...)")
         for end, size in zip(ends, edge.size, strict=True):
-            found[end] = max(found.get(end, 0), int(size or 0))
+            count = 0 if size is None else checked_integer(f"size of {edge.edge_type}", size)
+            found[end] = max(found.get(end, 0), count)
     for tensor in features.get_all_tensor_attrs():
         ids = features.get_global_id(tensor.group_name)
         if not isinstance(tensor.group_name, tuple) and tensor.group_name not in found:
@@ -157,6 +163,7 @@ def _rows(
     ids = features.get_global_id(group)
     if ids is None:
         raise ValueError(f"features of {group!r} have no ids: put_global_id(ids, {group!r})")
+    check_integers(f"ids of features of {group!r}", ids)
     place, missing = places_of(ids.cpu().to(torch.int64), wanted)
     distinct, count = ids.unique(return_counts=True)
     if distinct.numel() < ids.numel():
@@ -193,12 +200,15 @@ def _edges(
     names: list[str],
 ) -> HeldEdges:
     found: Any = graph.get_edge_index(edge_type, "coo")
+    for each in (found[0], found[1]):
+        check_integers(f"edge_index of edges {edge_type}", each)
     src, dst = (each.cpu().to(torch.int64) for each in (found[0], found[1]))
     ids = graph.get_edge_id(edge_type, "coo")
     if ids is None:
         if own.num_parts > 1:
             raise ValueError(f"edges {edge_type} have no ids: put_edge_id(ids, ...)")
         ids = torch.arange(dst.numel())
+    check_integers(f"ids of edges {edge_type}", ids)
     ids = ids.cpu().to(torch.int64)
     if ids.numel() != dst.numel():
         raise ValueError(f"there are {ids.numel()} ids for {dst.numel()} edges {edge_type}")

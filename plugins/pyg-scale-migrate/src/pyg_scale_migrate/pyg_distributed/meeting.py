@@ -16,7 +16,7 @@ from pyg_scale.comm.meeting import meet, open_store
 from pyg_scale.distributed.opening import open_graph, open_on_ranks
 from pyg_scale.store.directory.opening import graph_of
 from pyg_scale_migrate.pyg_distributed.feature_store import LocalFeatureStore
-from pyg_scale_migrate.pyg_distributed.graph_store import LocalGraphStore
+from pyg_scale_migrate.pyg_distributed.graph_store import LocalGraphStore, checked_integer
 from pyg_scale_migrate.pyg_distributed.memory import directory_in_memory
 from pyg_scale_migrate.pyg_distributed.part import PartInfo
 
@@ -96,13 +96,19 @@ def open_together(
         weight_attr: ``weight_attr`` of the loader.
 
     Raises:
+        TypeError: If it is no context.
         ValueError: If the context contradicts itself, loaders at one address differ, or stores of
             tensors do not fit together.
         CommError: If rank 0 cannot use the port.
         CommTimeoutError: If some ranks do not join in time; names them.
         GraphDirectoryError: If no rank has a part.
     """
-    rank, world_size = context.rank, context.world_size
+    if not all(hasattr(context, name) for name in ("rank", "world_size", "group_name")):
+        raise TypeError(
+            f"current_ctx must be a DistContext of pyg_scale.distributed (got {context!r})"
+        )
+    rank = checked_integer("rank of current_ctx", context.rank)
+    world_size = checked_integer("world_size of current_ctx", context.world_size)
     if not 0 <= rank < world_size:
         raise ValueError(f"current_ctx: rank {rank} of {world_size} ranks is none of them")
     path = graph_store.directory.path if isinstance(graph_store, PartInfo) else None

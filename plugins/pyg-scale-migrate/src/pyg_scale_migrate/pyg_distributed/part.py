@@ -18,7 +18,7 @@ from pyg_scale_migrate.pyg_distributed.feature_store import (
     LocalFeatureStore,
     LocalTensorAttr,
 )
-from pyg_scale_migrate.pyg_distributed.graph_store import LocalGraphStore
+from pyg_scale_migrate.pyg_distributed.graph_store import LocalGraphStore, checked_integer
 
 READ_ONLY = (
     "a part of a graph directory is read-only, and loaders read the directory: change the graph "
@@ -31,6 +31,7 @@ class PartInfo:
     """Mixin for a part and the books of its graph. Data is read only when requested."""
 
     def _open(self, root: str | PathLike[str], pid: int) -> None:
+        pid = checked_integer("pid", pid)
         self.directory = GraphDirectory.shared(root)
         self.part: Part = self.directory.part(pid)
         self.num_partitions = self.directory.meta.num_parts
