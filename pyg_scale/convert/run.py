@@ -190,20 +190,31 @@ def run(
                 journal.file.unlink(missing_ok=True)
                 raise
             except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT) or error.filename is not None:
-                    raise
-                raise OSError(
-                    error.errno,
-                    "the disk is full: make room and give the same command again, which goes on "
-                    "where this one was, or delete",
-                    str(root),
-                ) from None
+                raise _explained(error, root) from None
             journal.finish(_COMPLETE, meta.to_json())
         if temporary.is_dir():
             shutil.rmtree(temporary)
         writer.commit(meta)
     journal.file.unlink(missing_ok=True)
     return meta, journal
+
+
+def _explained(error: OSError, root: Path) -> OSError:
+    """The error to raise for one of the system: where no more can be written, with the way out."""
+    file = root / _TEMPORARY if error.filename is None else Path(str(error.filename))
+    if root not in file.parents:  # of the input, or it says all there is to say
+        return error
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return OSError(
+            error.errno,
+            "the disk is full: make room and give the same command again, which goes on where "
+            "this one was, or delete",
+            str(root),
+        )
+    if error.errno == errno.EFBIG:
+        reason = os.strerror(error.errno)
+        return OSError(error.errno, f"cannot be written: {reason}: see `ulimit -f`", str(file))
+    return error
 
 
 def reader_of(source: Any, options: Mapping[str, Any]) -> Reader:
