@@ -8,7 +8,7 @@ import resource
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -155,7 +155,7 @@ def run(
     """Convert with a given amount of memory for the conversion alone."""
     identity = [
         f"{type(reader).__module__}.{type(reader).__qualname__}",
-        [file_identity(file) for file in reader.files()],
+        [file_identity(file) for file in _files(reader)],
         dict(reader.options()),
         options.identity(),
     ]
@@ -264,11 +264,29 @@ def _made(name: str, source: str, options: Mapping[str, Any]) -> Reader:
     except UnknownPluginError as error:
         raise ValueError(f"{source!r} cannot be read: {error}") from None
     try:
-        return cls(source, **options)
+        made = cls(source, **options)
     except TypeError as error:
         if options and "unexpected keyword argument" in str(error):
             raise ValueError(f"reader {name!r}: {error}") from None
         raise
+    if not isinstance(made, Reader):
+        raise TypeError(
+            f"reader {name!r} must stand for a subclass of Reader (it is {cls!r}, a fault of the "
+            "plugin)"
+        )
+    return made
+
+
+def _files(reader: Reader) -> list[Path]:
+    """The files of a reader, which are paths."""
+    files: Any = reader.files()
+    listed: list[Any] = list(files) if isinstance(files, Iterable) else [None]
+    if not all(isinstance(each, Path) for each in listed):
+        raise TypeError(
+            f"{type(reader).__name__}.files() must return a list of pathlib.Path (got {files!r}, a "
+            "fault of the plugin)"
+        )
+    return listed
 
 
 def resident() -> int:
