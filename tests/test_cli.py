@@ -1,5 +1,6 @@
 """The command line: what it prints, what it returns, and what it does not import."""
 
+import errno
 import json
 import os
 import subprocess
@@ -54,6 +55,32 @@ def adds():
 
 
 # The command itself ############################################################################
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_cannot_be_written_is_said_in_a_line(unbuffered):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "pyg_scale.cli", "--version"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=100,
+            check=False,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": unbuffered},
+        )
+    assert done.returncode == 1
+    assert done.stderr == "pyg-scale: the output cannot be written: No space left on device\n"
+
+
+def test_an_error_of_the_system_that_is_not_of_the_output_is_not_called_so(adds):
+    def fails(argv):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    adds(pyg_scale_commands={"fails": fails})
+    with pytest.raises(OSError, match="No space left"):
+        main(["fails"])
 
 
 def test_usage_lists_every_command_with_a_line_each(capsys):

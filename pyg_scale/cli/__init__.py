@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib.util
+import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -34,12 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(_usage(), file=sys.stderr)
             return USAGE
         if args[0] in ("-h", "--help", "help"):
-            print(_usage())
-            return OK
+            return run(lambda _: print(_usage()), args)
         if args[0] in ("-V", "--version"):
-            print(f"pyg-scale {__version__}")
-            return OK
-        return run(lambda argv: registry.get("command", args[0])(argv), args[1:])
+            return run(lambda _: print(f"pyg-scale {__version__}"), args)
+        return run(lambda argv: _status(args[0], argv), args[1:])
 
 
 def run(command: Callable[[Sequence[str]], Any], argv: Sequence[str]) -> int:
@@ -53,7 +53,10 @@ def run(command: Callable[[Sequence[str]], Any], argv: Sequence[str]) -> int:
         The exit status, as of :func:`main`.
     """
     try:
-        return int(command(argv) or OK)
+        try:
+            return int(command(argv) or OK)
+        finally:
+            sys.stdout.flush()  # what is not written then fails as Python ends, with a traceback
     except UnknownPluginError as error:
         print(f"pyg-scale: {error}", file=sys.stderr)
         return USAGE
@@ -63,9 +66,43 @@ def run(command: Callable[[Sequence[str]], Any], argv: Sequence[str]) -> int:
     except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         sys.stderr.close()
         return FAILED
+    except OSError as error:
+        if error.filename is not None or not _output_is_lost():
+            raise
+        print(f"pyg-scale: the output cannot be written: {error.strerror}", file=sys.stderr)
+        return FAILED
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
+
+
+def _output_is_lost() -> bool:
+    """True if standard output takes no more; what is left of it is dropped."""
+    try:
+        print(flush=True)  # without a buffer, nothing is left that flushing would try again
+    except OSError:
+        null = os.open(os.devnull, os.O_WRONLY)
+        with contextlib.suppress(OSError):  # it is no file
+            os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+        return True
+    return False
+
+
+def _status(name: str, argv: Sequence[str]) -> int | None:
+    """The exit status that the command of a name returns."""
+    command = registry.get("command", name)
+    if not callable(command):
+        raise PluginError(
+            f"command {name!r} must stand for a function (it is {command!r}, a fault of the plugin)"
+        )
+    status = command(argv)
+    if status is not None and not isinstance(status, int):
+        raise PluginError(
+            f"command {name!r} must return an exit status, an integer or None (got {status!r}, a "
+            "fault of the plugin)"
+        )
+    return status
 
 
 def _usage() -> str:

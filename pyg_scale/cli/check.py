@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
+from pyg_scale.errors import PluginLoadError
 from pyg_scale.plugins import Entry
 from pyg_scale.testing import KITS, kit_of
 
@@ -37,21 +38,25 @@ def check(
     """Test the entries, and the whole plugin if ``provider`` is given; prints a report.
 
     Returns:
-        0 if every test passed, 1 if one failed or nothing could be tested.
+        0 if every test passed, 1 if one failed, an entry cannot be loaded or nothing could be
+        tested.
     """
     if importlib.util.find_spec("pytest") is None:
         print("the conformance tests need pytest: pip install pytest", file=sys.stderr)
         return 1
-    testable = [entry for entry in entries if _has_kit(entry)]
-    for entry in entries:
+    broken = _broken(entries)
+    for error in broken.values():
+        print(f"FAILED {error}", file=sys.stderr)
+    loaded = [entry for entry in entries if _full(entry) not in broken]
+    testable = [entry for entry in loaded if _has_kit(entry)]
+    for entry in loaded:
         if entry not in testable:
-            entry.load()
             print(
                 f"there are no conformance tests for {entry.kind} {entry.name!r}; it loads",
                 file=sys.stderr,
             )
     if not testable and provider is None:
-        return 0
+        return int(bool(broken))
     with tempfile.TemporaryDirectory() as folder:
         test = Path(folder, "test_conformance.py")
         test.write_text(module_source(testable, provider), encoding="utf-8")
@@ -71,15 +76,31 @@ def check(
         print(
             json.dumps(
                 {
-                    "checked": [f"{e.kind} {e.provider}:{e.name}" for e in testable],
+                    "checked": [_full(entry) for entry in testable],
+                    "not_loaded": broken,
                     "plugin": provider,
-                    "ok": done.returncode == 0,
+                    "ok": done.returncode == 0 and not broken,
                     **counts,
                 },
                 indent=2,
             )
         )
-    return int(done.returncode != 0)
+    return int(done.returncode != 0 or bool(broken))
+
+
+def _full(entry: Entry) -> str:
+    return f"{entry.kind} {entry.provider}:{entry.name}"
+
+
+def _broken(entries: Sequence[Entry]) -> dict[str, str]:
+    """The entries that cannot be loaded, with the errors."""
+    found = {}
+    for entry in entries:
+        try:
+            entry.load()
+        except PluginLoadError as error:
+            found[_full(entry)] = str(error)
+    return found
 
 
 def _has_kit(entry: Entry) -> bool:

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.lib import format as npy
 from numpy.typing import NDArray
 from torch import Tensor
 
 from pyg_scale.files.npy import as_array, npy_header, numpy_dtype, read_npy_header
+from pyg_scale.files.place import naming
 
 Array = NDArray[Any]
 
@@ -38,13 +40,33 @@ def read_into(handle: int, array: Array, offset: int, file: Path) -> Array:
     return array
 
 
-def write_all(handle: int, array: Array, offset: int) -> int:
-    """Write a contiguous array at a place in an open file; returns where it ends."""
+def write_all(handle: int, array: Array, offset: int, file: Path) -> int:
+    """Write a contiguous array at a place in an open file; returns where it ends.
+
+    Raises:
+        OSError: If the disk is full; names the file.
+    """
     view = array.reshape(-1).view(np.uint8).data
     done = 0
-    while done < len(view):
-        done += os.pwrite(handle, view[done : done + (1 << 30)], offset + done)
+    with naming(file):
+        while done < len(view):
+            done += os.pwrite(handle, view[done : done + (1 << 30)], offset + done)
     return offset + len(view)
+
+
+def save_array(file: Path, array: Array) -> None:
+    """Write a whole array, also of text: ``np.save`` does not say where and why it fails.
+
+    Raises:
+        OSError: If the disk is full; names the file.
+    """
+    array = np.asarray(array, order="C")
+    if array.dtype.hasobject:
+        raise ValueError(f"{file}: arrays of objects are not written")
+    with naming(file), file.open("wb") as out:
+        npy.write_array_header_1_0(out, npy.header_data_from_array_1_0(array))
+        if array.nbytes:
+            out.write(array.reshape(-1).view(np.uint8).data)
 
 
 def read_header(file: Path) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
@@ -120,7 +142,7 @@ class ArrayWriter:
         fresh: Whether to begin anew; else what is there is gone on with.
 
     Raises:
-        OSError: If the disk is full, before anything is written.
+        OSError: If the disk is full, before anything is written; names the file.
     """
 
     def __init__(self, file: Path, dtype: str, shape: tuple[int, ...], *, fresh: bool) -> None:
@@ -129,7 +151,7 @@ class ArrayWriter:
         self._row = stored.itemsize * int(np.prod(shape[1:], dtype=object))
         file.parent.mkdir(parents=True, exist_ok=True)
         if fresh or not file.exists():
-            with file.open("wb") as out:
+            with naming(file), file.open("wb") as out:
                 out.write(npy_header(dtype, shape))
                 if size := self._row * shape[0]:
                     out.flush()
@@ -141,12 +163,14 @@ class ArrayWriter:
         """Write rows from row ``first`` on; they are of the dtype of the file."""
         array = as_array(rows.contiguous()) if isinstance(rows, Tensor) else rows
         assert self._handle is not None
-        write_all(self._handle, np.ascontiguousarray(array), self.offset + first * self._row)
+        place = self.offset + first * self._row
+        write_all(self._handle, np.ascontiguousarray(array), place, self.file)
 
     def sync(self) -> None:
         """Return when everything that was written is on the disk."""
         assert self._handle is not None
-        os.fdatasync(self._handle)
+        with naming(self.file):
+            os.fdatasync(self._handle)
 
     def close(self) -> None:
         if self._handle is not None:

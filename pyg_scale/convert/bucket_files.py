@@ -21,6 +21,7 @@ from pyg_scale.convert.edge_stream import EdgeStream, StreamPosition
 from pyg_scale.convert.journal import ConversionWorkspace
 from pyg_scale.convert.plan import BucketPlan
 from pyg_scale.files.npy import as_array
+from pyg_scale.files.place import naming
 from pyg_scale.graph.topology import sortable_time
 from pyg_scale.ops.edge_buckets import Ranges, edge_buckets
 
@@ -75,10 +76,11 @@ class BucketFiles:
 
     def write(self, bucket: int, first: int, columns: dict[str, Array]) -> None:
         """Write columns of consecutive edges of a bucket from number ``first`` on."""
-        handle = os.open(self.file(bucket), os.O_WRONLY)
+        file = self.file(bucket)
+        handle = os.open(file, os.O_WRONLY)
         try:
             for name, values in columns.items():
-                write_all(handle, values, self._place(bucket, name, first))
+                write_all(handle, values, self._place(bucket, name, first), file)
         finally:
             os.close(handle)
 
@@ -88,7 +90,7 @@ class BucketFiles:
         blocks["first"], blocks["count"] = first, counts
         handle = os.open(self.blocks_file, os.O_WRONLY)
         try:
-            write_all(handle, blocks, number * self._block.itemsize)
+            write_all(handle, blocks, number * self._block.itemsize, self.blocks_file)
         finally:
             os.close(handle)
         return number + len(first)
@@ -102,7 +104,8 @@ class BucketFiles:
         for file in [*map(self.file, range(len(self.plan.edges))), self.blocks_file]:
             handle = os.open(file, os.O_RDONLY)
             try:
-                os.fdatasync(handle)
+                with naming(file):
+                    os.fdatasync(handle)
             finally:
                 os.close(handle)
 

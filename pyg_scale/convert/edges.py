@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.lib import format as npy
 from torch import Tensor
 
+from pyg_scale.convert.array_file import save_array
 from pyg_scale.convert.bucket_files import BucketFiles, scatter
 from pyg_scale.convert.edge_stream import EdgeStream, StreamPosition
 from pyg_scale.convert.group import EdgePiece, GroupedFiles, group, sorted_pointers
@@ -67,8 +67,7 @@ class EdgeWork:
 
         def run() -> dict[str, Any]:
             found = self._scan(num_src, num_dst)
-            with self._bins_file.open("wb") as out:
-                npy.write_array(out, np.array(found.bins, dtype=np.int64), allow_pickle=False)
+            save_array(self._bins_file, np.array(found.bins, dtype=np.int64))
             return found._replace(bins=[])._asdict()
 
         return Scan(**self.work.journal.once(f"scan {self.key}", run))

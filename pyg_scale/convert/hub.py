@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pyg_scale.convert.array_file import Array
 from pyg_scale.convert.bucket_files import BucketFiles
+from pyg_scale.files.place import naming
 
 if TYPE_CHECKING:
     from pyg_scale.convert.group import GroupedFiles
@@ -68,7 +69,8 @@ def _in_order(
         for number, chunk in enumerate(chunks):
             runs.append(files.file(bucket).with_suffix(f".{number}.run"))
             records = _records(chunk)[np.argsort(chunk["time"], kind="stable")]
-            records.tofile(runs[-1])
+            with naming(runs[-1]):
+                runs[-1].write_bytes(records.view(np.uint8).data)
             dtype = records.dtype
         for merged in merge(runs, dtype, step):
             yield {name: np.ascontiguousarray(merged[name]) for name in dtype.names or ()}

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.lib import format as npy
 
 from pyg_scale.convert.array_file import Array
 from pyg_scale.convert.table import Table
@@ -133,12 +132,6 @@ def check_memory(needed: int, memory: int, path: Path) -> None:
             f"the ids in {path} need {needed / 1e6:.0f} MB or more to be numbered, the conversion "
             f"has {memory / 1e6:.0f} MB: raise memory, or give row numbers and ids='position'"
         )
-
-
-def save(file: Path, ids: Array) -> None:
-    """Write ids as a ``.npy`` file."""
-    with file.open("wb") as out:
-        npy.write_array(out, ids, allow_pickle=False)
 
 
 def _read(table: Table, name: str, rows: int) -> Iterable[Array]:

@@ -8,7 +8,7 @@ import resource
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -155,7 +155,7 @@ def run(
     """Convert with a given amount of memory for the conversion alone."""
     identity = [
         f"{type(reader).__module__}.{type(reader).__qualname__}",
-        [file_identity(file) for file in reader.files()],
+        [file_identity(file) for file in _files(reader)],
         dict(reader.options()),
         options.identity(),
     ]
@@ -190,20 +190,31 @@ def run(
                 journal.file.unlink(missing_ok=True)
                 raise
             except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT) or error.filename is not None:
-                    raise
-                raise OSError(
-                    error.errno,
-                    "the disk is full: make room and give the same command again, which goes on "
-                    "where this one was, or delete",
-                    str(root),
-                ) from None
+                raise _explained(error, root) from None
             journal.finish(_COMPLETE, meta.to_json())
         if temporary.is_dir():
             shutil.rmtree(temporary)
         writer.commit(meta)
     journal.file.unlink(missing_ok=True)
     return meta, journal
+
+
+def _explained(error: OSError, root: Path) -> OSError:
+    """The error to raise for one of the system: where no more can be written, with the way out."""
+    file = root / _TEMPORARY if error.filename is None else Path(str(error.filename))
+    if root not in file.parents:  # of the input, or it says all there is to say
+        return error
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return OSError(
+            error.errno,
+            "the disk is full: make room and give the same command again, which goes on where "
+            "this one was, or delete",
+            str(root),
+        )
+    if error.errno == errno.EFBIG:
+        reason = os.strerror(error.errno)
+        return OSError(error.errno, f"cannot be written: {reason}: see `ulimit -f`", str(file))
+    return error
 
 
 def reader_of(source: Any, options: Mapping[str, Any]) -> Reader:
@@ -253,11 +264,29 @@ def _made(name: str, source: str, options: Mapping[str, Any]) -> Reader:
     except UnknownPluginError as error:
         raise ValueError(f"{source!r} cannot be read: {error}") from None
     try:
-        return cls(source, **options)
+        made = cls(source, **options)
     except TypeError as error:
         if options and "unexpected keyword argument" in str(error):
             raise ValueError(f"reader {name!r}: {error}") from None
         raise
+    if not isinstance(made, Reader):
+        raise TypeError(
+            f"reader {name!r} must stand for a subclass of Reader (it is {cls!r}, a fault of the "
+            "plugin)"
+        )
+    return made
+
+
+def _files(reader: Reader) -> list[Path]:
+    """The files of a reader, which are paths."""
+    files: Any = reader.files()
+    listed: list[Any] = list(files) if isinstance(files, Iterable) else [None]
+    if not all(isinstance(each, Path) for each in listed):
+        raise TypeError(
+            f"{type(reader).__name__}.files() must return a list of pathlib.Path (got {files!r}, a "
+            "fault of the plugin)"
+        )
+    return listed
 
 
 def resident() -> int:

@@ -13,7 +13,7 @@ from pyg_scale.convert.array_file import Array, ArrayReader, write_all
 from pyg_scale.convert.base import Workspace
 from pyg_scale.convert.ids import IdMap
 from pyg_scale.convert.table import Column, Table
-from pyg_scale.files.place import flush
+from pyg_scale.files.place import flush, naming
 
 
 class CopiedTable(Table):
@@ -112,24 +112,26 @@ class _Growing:
 
     def __init__(self, file: Path, dtype: str, row: tuple[int, ...]) -> None:
         self._dtype, self._row, self._rows = np.dtype(dtype), row, 0
-        self._file = file.open("wb")
+        self._path, self._file = file, file.open("wb")
         self._header()
         self._end = self._file.tell()
 
     def append(self, values: Array) -> None:
         array = np.ascontiguousarray(values, dtype=self._dtype)
-        self._end = write_all(self._file.fileno(), array, self._end)
+        self._end = write_all(self._file.fileno(), array, self._end, self._path)
         self._rows += len(array)
 
     def finish(self) -> None:
         self._file.seek(0)
         self._header()
-        flush(self._file)
+        with naming(self._path):
+            flush(self._file)
 
     def close(self) -> None:
         self._file.close()
 
     def _header(self) -> None:
         header: dict[str, Any] = {"descr": npy.dtype_to_descr(self._dtype), "fortran_order": False}
-        npy.write_array_header_1_0(self._file, {**header, "shape": (self._rows, *self._row)})
-        self._file.flush()
+        with naming(self._path):
+            npy.write_array_header_1_0(self._file, {**header, "shape": (self._rows, *self._row)})
+            self._file.flush()

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from pyg_scale import plugins
+from pyg_scale.convert.array_file import save_array
 from pyg_scale.convert.base import Description, EdgeList, Nodes, Reader, Workspace, suffix
-from pyg_scale.convert.ids import IdMap, collect, in_order, save
+from pyg_scale.convert.ids import IdMap, collect, in_order
 from pyg_scale.convert.table import Table
 from pyg_scale.convert.table_copy import copy_table
 from pyg_scale.errors import UnknownPluginError
@@ -175,7 +176,7 @@ class Tables(Reader):
                     ids = in_order(table, name, work.memory, rows)
                 else:
                     ids = collect(columns, work.memory, rows)
-                save(file, ids)
+                save_array(file, ids)
 
             work.once(f"ids {number}", make)
             ids = np.load(file, allow_pickle=False)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_scale.files.place import flush
+from pyg_scale.files.place import flush, naming
 from pyg_scale.ops import keys
 
 ADVICE = "remove the file, or choose another save_dir or filename"
@@ -61,7 +61,7 @@ def save_archive(file: Path, kind: str, edges: int, **arrays: Any) -> None:
     new = file.with_name(f".{file.name}.{os.getpid()}.new")
     content: dict[str, Any] = {name: np.asarray(value) for name, value in arrays.items()}
     try:
-        with new.open("wb") as out:
+        with naming(new), new.open("wb") as out:
             np.savez(out, format=np.array(kind), edges=np.array(edges), **content)
             flush(out)
         new.replace(file)

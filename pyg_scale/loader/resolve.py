@@ -133,10 +133,10 @@ def resolve(
     if isinstance(data, SuppliesSampler):
         return data.sampler_for(sampler, options, sampling)
     if isinstance(sampler, str):
-        sampler = plugins.get("sampler", sampler)
+        sampler = _named(sampler, argument)
     if isinstance(sampler, type):
         if issubclass(sampler, NeighborSampler):
-            sampler = sampler()
+            sampler = _without_arguments(sampler, argument)
         elif issubclass(sampler, pyg.BaseSampler):
             foreign: Any = sampler
             options = _said(foreign, options)
@@ -152,6 +152,31 @@ def resolve(
         f"{argument} must be a name, such as 'native', or a sampler "
         f"(got {type(sampler).__name__}); sampler= is torch's index sampler"
     )
+
+
+def _named(name: str, argument: str) -> Any:
+    """The class of samplers, or the sampler, that a name stands for."""
+    found = plugins.get("sampler", name)
+    kinds = (NeighborSampler, pyg.BaseSampler)
+    if isinstance(found, kinds) or (isinstance(found, type) and issubclass(found, kinds)):
+        return found
+    raise TypeError(
+        f"{argument}={name!r} must stand for a subclass of NeighborSampler, or of BaseSampler of "
+        f"PyG (it is {found!r}, a fault of the plugin)"
+    )
+
+
+def _without_arguments(kind: Any, argument: str) -> NeighborSampler:
+    """A sampler of a class, whose options all have defaults."""
+    try:
+        inspect.signature(kind).bind()
+    except TypeError as error:
+        raise TypeError(
+            f"{argument}: {kind.__name__} cannot be made without arguments ({error}): give these "
+            f"defaults, or pass a sampler, such as {kind.__name__}(...)"
+        ) from None
+    made: NeighborSampler = kind()
+    return made
 
 
 _OWN = ("redraw", "time_window", "strictly_earlier")

@@ -97,17 +97,19 @@ def choose(
 
     Raises:
         TypeError: If the sampler returned something else than a :class:`Chosen` of tensors.
-        ValueError: If these differ in size.
+        ValueError: If these differ in size, or take what is no candidate of its row.
     """
     frontier = frontier_of(csc, ask, place, neighbor_time, by_node=not sampler.redraw)
     if sampler.temporal_strategy == "last" and ask.num_neighbors >= 0 and ask.latest is not None:
         last = torch.maximum(frontier.begin, frontier.end - ask.num_neighbors)
         frontier = replace(frontier, begin=last)
     if ask.num_neighbors < 0:
-        chosen = _checked(sampler.pick_all(frontier), f"{type(sampler).__name__}.pick_all")
+        chosen = _checked(
+            sampler.pick_all(frontier), frontier, f"{type(sampler).__name__}.pick_all"
+        )
     else:
         found = sampler.pick(frontier, ask.num_neighbors)
-        chosen = _checked(found, f"{type(sampler).__name__}.pick")
+        chosen = _checked(found, frontier, f"{type(sampler).__name__}.pick")
     order = chosen.row.argsort(stable=True)
     row, position = chosen.row[order], chosen.position[order]
     return Picked(
@@ -118,8 +120,8 @@ def choose(
     )
 
 
-def _checked(chosen: Any, who: str) -> Chosen:
-    """The choice of a sampler, checked: indexing would silently cut one that is too long."""
+def _checked(chosen: Any, frontier: Frontier, who: str) -> Chosen:
+    """The choice of a sampler, checked: indexing would silently make edges of a wrong one."""
     if not isinstance(chosen, Chosen):
         raise TypeError(f"{who} must return Chosen(row, position) (got {type(chosen).__name__})")
     attrs = chosen.edge_attrs or {}
@@ -136,7 +138,28 @@ def _checked(chosen: Any, who: str) -> Chosen:
                 f"{who}: {name} must have a row for each of the {chosen.row.numel()} edges that "
                 f"are taken (got shape {size})"
             )
+    if chosen.row.numel():
+        _check_candidates(chosen, frontier, who)
     return chosen
+
+
+def _check_candidates(chosen: Chosen, frontier: Frontier, who: str) -> None:
+    rows = frontier.begin.numel()
+    low, high = (int(end) for end in chosen.row.aminmax())
+    if low < 0 or high >= rows:
+        raise ValueError(
+            f"{who}: row must be 0 or more, and less than the {rows} rows of the frontier (got "
+            f"{low if low < 0 else high})"
+        )
+    begin, end = frontier.begin[chosen.row], frontier.end[chosen.row]
+    outside = (chosen.position < begin) | (chosen.position >= end)
+    if bool(outside.any()):
+        at = int(outside.nonzero()[0])
+        raise ValueError(
+            f"{who}: position must be that of a candidate of its row, at least frontier.begin[row] "
+            f"and less than frontier.end[row] (got {int(chosen.position[at])} for row "
+            f"{int(chosen.row[at])}, from {int(begin[at])} to {int(end[at])})"
+        )
 
 
 def frontier_of(

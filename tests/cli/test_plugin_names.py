@@ -79,6 +79,21 @@ def test_check_fails_for_a_sampler_that_is_none(adds, monkeypatch):
     assert asked, "no test was run"
 
 
+def test_check_goes_on_after_a_name_that_does_not_load(adds, monkeypatch, capsys):
+    targets = {"gone": "nowhere:Gone", "spin": "pyg_scale.sampler:NativeSampler"}
+    adds("one", pyg_scale_samplers=targets, pyg_scale_checks={"lost": "nowhere:check"})
+    asked = []
+    run = "pyg_scale.cli.check.subprocess.run"
+    monkeypatch.setattr(run, lambda *a, **k: asked.append(a) or types.SimpleNamespace(returncode=0))
+    assert main(["plugins", "check", "one", "--json"]) == 1
+    out, said = capsys.readouterr()
+    assert "FAILED sampler 'gone'" in said and "FAILED check 'lost'" in said
+    found = json.loads(out)
+    assert found["checked"] == ["sampler one:spin"] and not found["ok"]
+    assert sorted(found["not_loaded"]) == ["check one:lost", "sampler one:gone"]
+    assert len(asked) == 1, "the names that load were not tested"
+
+
 # What is wrong #################################################################################
 
 

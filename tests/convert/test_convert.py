@@ -2,6 +2,8 @@
 
 import errno
 import os
+import re
+import resource
 import warnings
 import zipfile
 
@@ -11,7 +13,9 @@ import torch
 from torch_geometric.data import Data, HeteroData
 
 import pyg_scale
+from pyg_scale import cli
 from pyg_scale.convert import convert
+from pyg_scale.convert.array_file import save_array
 from pyg_scale.convert.data import DataReader
 from pyg_scale.convert.npy import NpyReader
 from pyg_scale.convert.options import Options
@@ -342,6 +346,43 @@ def test_a_disk_that_fills_up_is_said_and_gone_on_with(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "pwrite", write)
     convert(tmp_path / "edges.npy", tmp_path / "g", quiet=True)
     assert pyg_scale.open(tmp_path / "g", verify=True).num_edges == 1000
+
+
+@pytest.mark.parametrize("size", [600, 3_000, 100_000, 170_000])
+def test_files_that_must_not_grow_are_named_and_gone_on_with(tmp_path, size, capsys):
+    edges = np.random.default_rng(0).integers(0, 20_000, (2, 40_000))
+    np.save(tmp_path / "edges.npy", edges)
+    given = ["convert", str(tmp_path / "edges.npy"), str(tmp_path / "g"), "--quiet"]
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        assert cli.main(given) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    said = capsys.readouterr().err
+    assert re.match(rf"pyg-scale convert: {tmp_path}/\S*\.g\.\S+: .*File too large", said)
+    assert cli.main(given) == 0
+    assert pyg_scale.open(tmp_path / "g", verify=True).num_edges == 40_000
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(6).reshape(2, 3),
+        np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+        np.array([b"a", b"bc"]),
+        np.array(["a", "bc"]),
+        np.empty((0, 3), np.int32),
+        np.array(2.5),
+        np.arange(8)[::2],
+    ],
+    ids=str,
+)
+def test_an_array_is_saved_as_by_numpy(tmp_path, array):
+    save_array(tmp_path / "a.npy", array)
+    found = np.load(tmp_path / "a.npy")
+    assert found.dtype == array.dtype and found.shape == array.shape
+    assert np.array_equal(found, array)
 
 
 def test_an_id_far_beyond_the_others_is_said(tmp_path):

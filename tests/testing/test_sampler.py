@@ -174,6 +174,30 @@ class PositionsOfAll(ReferenceSampler):
         return Chosen(super().pick(frontier, k).row, frontier.candidates()[1])
 
 
+class OtherRows(ReferenceSampler):
+    def pick(self, frontier, k):
+        row, position, _ = super().pick(frontier, k)
+        return Chosen(row.flip(0), position)
+
+
+class NextPosition(ReferenceSampler):
+    def pick(self, frontier, k):
+        row, position, _ = super().pick(frontier, k)
+        return Chosen(row, position + 1)
+
+
+class RowsBefore(ReferenceSampler):
+    def pick(self, frontier, k):
+        row, position, _ = super().pick(frontier, k)
+        return Chosen(row - 1, position)
+
+
+class RowsBeyond(ReferenceSampler):
+    def pick_all(self, frontier):
+        row, position, _ = super().pick_all(frontier)
+        return Chosen(row + frontier.node.numel(), position)
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -185,6 +209,10 @@ class PositionsOfAll(ReferenceSampler):
         (GivesTwo, r"GivesTwo.pick must return Chosen\(row, position\) \(got tuple"),
         (Floats, r"position must be int64 \[m\] \(got torch.float64"),
         (PositionsOfAll, "position must have a row for each of the"),
+        (OtherRows, "OtherRows.pick: position must be that of a candidate of its row"),
+        (NextPosition, "NextPosition.pick: position must be that of a candidate of its row"),
+        (RowsBefore, r"RowsBefore.pick: row must be 0 or more, .* \(got -1\)"),
+        (RowsBeyond, r"RowsBeyond.pick_all: row must be .* less than the \d+ rows"),
     ],
 )
 def test_wrong_choices_are_explained(wrong, message):

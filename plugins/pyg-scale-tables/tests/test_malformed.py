@@ -455,7 +455,7 @@ DRIVER = """
         for name in ("pwrite", "unlink", "posix_fallocate", "rename", "replace", "link"):
             setattr(os, name, deadly(getattr(os, name)))
         journal.Journal.write = deadly(journal.Journal.write)
-        relational.save_keys = deadly(relational.save_keys)
+        relational.save_array = deadly(relational.save_array)
         reader = relational.RelationalReader(f"{folder}/shop")
         path = run.Path(f"{folder}/graph")
         run.run(reader, path, Options(), 1 << 20, overwrite=False, quiet=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +19,9 @@ from pyg_scale_bench.report import Report
 
 HIDDEN = ("dir", "json", "png", "report", "npz", "compare_npz")
 """Options that name files of this machine. Reports, which are published, leave them out."""
+
+
+_PREFIX = "pyg-scale-bench-"  # of folders in --dir
 
 
 class Option(NamedTuple):
@@ -43,14 +48,33 @@ class Option(NamedTuple):
 Options = Mapping[str, Option]
 
 FOLDER: Options = {
-    "dir": Option(help="a folder with room for the files", required=True),
-    "keep": Option(False, "do not delete that folder afterwards"),
+    "dir": Option(
+        help="a folder with room for the files; they lie in a new folder in it, which is deleted "
+        "at the end, and nothing else is",
+        required=True,
+    ),
+    "keep": Option(False, "keep the files, as DIR/pyg-scale-bench-NAME"),
 }
-"""Options of benchmarks that write files. :func:`run` deletes the folder at the end."""
+"""Options of benchmarks that write files. They write to ``args.dir``, see :func:`_own_folder`."""
+
+
+def picture(text: str) -> str:
+    """The type of an option: the path of a picture that can be drawn."""
+    try:
+        from matplotlib.backend_bases import FigureCanvasBase
+    except ImportError as error:
+        raise argparse.ArgumentTypeError(
+            f"needs matplotlib: pip install matplotlib ({error})"
+        ) from None
+    ends = sorted(FigureCanvasBase.filetypes)
+    if Path(text).suffix[1:].lower() not in ends:
+        raise argparse.ArgumentTypeError(f"{text!r} must end in one of .{', .'.join(ends)}")
+    return text
+
 
 OUTPUT: Options = {
     "json": Option(help="write all results"),
-    "png": Option(help="draw it"),
+    "png": Option(help="draw it", type=picture),
     "report": Option(help="write the report as Markdown"),
 }
 
@@ -97,11 +121,8 @@ def run(benchmark: Benchmark, argv: Sequence[str]) -> int:
         "settings": {k: v for k, v in vars(args).items() if k not in HIDDEN},
     }
     others = environment.Others()
-    try:
+    with _own_folder(benchmark.name, args):
         benchmark.measure(args, found)
-    finally:
-        if "dir" in args and not args.keep:
-            shutil.rmtree(args.dir, ignore_errors=True)
     environment.complete(found["environment"], others)
     report = benchmark.report(found)
     print(report.terminal())
@@ -113,7 +134,7 @@ def report_again(make: Callable[[str], Benchmark], argv: Sequence[str]) -> int:
     """Run ``pyg-scale bench report``: the report of an earlier run.
 
     Args:
-        make: Returns the benchmark of a name.
+        make: Returns the benchmark of a name; raises ``ValueError`` if there is none.
         argv: The arguments.
     """
     parser = argparse.ArgumentParser(
@@ -124,9 +145,16 @@ def report_again(make: Callable[[str], Benchmark], argv: Sequence[str]) -> int:
     for name in ("png", "report"):
         _add(parser, name, OUTPUT[name])
     args = parser.parse_args(argv)
-    found = json.loads(Path(args.found).read_text())
-    report = make(found["benchmark"]).report(found)
-    print(report.terminal())
+    try:
+        found = json.loads(Path(args.found).read_text(encoding="utf-8"))
+        report = make(found["benchmark"]).report(found)
+        text = report.terminal()
+    except OSError as error:
+        parser.error(f"{args.found}: {error.strerror or error}")
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+        why = f"it lacks {error}" if isinstance(error, KeyError) else error
+        parser.error(f"{args.found} is no file that --json wrote, or is damaged: {why}")
+    print(text)
     report.write(None, args.png, args.report)
     return 0
 
@@ -154,6 +182,11 @@ def arguments(benchmark: Benchmark, argv: Sequence[str]) -> argparse.Namespace:
             value = getattr(args, name)
             if option.least is not None and value is not None and value < option.least:
                 parser.error(f"{_flag(name)} must be at least {option.least}")
+    if "dir" in args and (args.keep or _reuses(args)):
+        args.dir = str(Path(args.dir).absolute() / f"{_PREFIX}{benchmark.name}")
+        if not _reuses(args) and Path(args.dir).exists():
+            again = "give --reuse, or delete it" if "reuse" in args else "delete it"
+            parser.error(f"{args.dir} is there: an earlier run with --keep left it; {again}")
     if complaint := benchmark.complaint(args):
         parser.error(complaint)
     return args
@@ -188,6 +221,39 @@ def names_of(among: Sequence[str], or_none: bool = False) -> Callable[[str], lis
 def size_of(folder: Path) -> int:
     """Size in bytes of all files below a folder."""
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+@contextlib.contextmanager
+def _own_folder(name: str, args: argparse.Namespace) -> Iterator[None]:
+    """Make ``args.dir`` a folder of this run alone, unless files are kept or used again.
+
+    Afterwards it is deleted with what else the run made, and nothing that was there before.
+    """
+    if "dir" not in args:
+        yield
+        return
+    root = Path(args.dir).absolute()
+    made = [path for path in (root, *root.parents) if not path.exists()]
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        if not args.keep and not _reuses(args):
+            args.dir = tempfile.mkdtemp(prefix=f"{_PREFIX}{name}-", dir=root)
+    except OSError as error:
+        raise SystemExit(f"pyg-scale bench: --dir {root}: {error.strerror or error}") from None
+    own = Path(args.dir)
+    try:
+        yield
+    finally:
+        if not args.keep and (own != root or root in made):
+            shutil.rmtree(own, ignore_errors=True)
+        for path in made:  # the innermost first
+            with contextlib.suppress(OSError):  # others have put something there
+                path.rmdir()
+
+
+def _reuses(args: argparse.Namespace) -> bool:
+    """True if files of an earlier run are used again."""
+    return bool(getattr(args, "reuse", False))
 
 
 def _flag(name: str) -> str:

@@ -50,5 +50,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _benchmark(name: str) -> Benchmark:
+    if name not in BENCHMARKS:
+        raise ValueError(f"there is no benchmark {name!r}")
     benchmark: Benchmark = importlib.import_module(f"pyg_scale_bench.{name}").BENCHMARK
     return benchmark

@@ -19,7 +19,7 @@ from pyg_scale_bench.benchmark import Option, Options
 
 VARIANTS = ("int64 unsorted", "int64 sorted", "int32 unsorted", "int32 sorted")
 
-REUSE: Options = {"reuse": Option(False, "use the existing graph")}
+REUSE: Options = {"reuse": Option(False, "use the graph that an earlier run with --keep left")}
 """The option of benchmarks that use :func:`converted`."""
 
 

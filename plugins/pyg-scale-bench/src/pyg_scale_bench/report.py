@@ -112,10 +112,10 @@ class Report:
                 Path(path).parent.mkdir(parents=True, exist_ok=True)
         if json_path:
             Path(json_path).write_text(json.dumps(self.found, indent=1, default=str) + "\n")
-        if png_path:
-            self.draw(png_path)
         if markdown:
             Path(markdown).write_text(self.markdown(png_path))
+        if png_path:  # the last one, as drawing is the most likely to fail
+            self.draw(png_path)
 
 
 def size(num_bytes: int | None) -> str:

@@ -269,7 +269,7 @@ BENCHMARK = Benchmark(
     {
         "database": {
             "rows": Option(22_000_000, "of all tables", least=200),
-            "reuse": Option(False, "do not generate again what is in --dir"),
+            "reuse": Option(False, "use the database that an earlier run with --keep left"),
         },
         "how": {
             **FOLDER,

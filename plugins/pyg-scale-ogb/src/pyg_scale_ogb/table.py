@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.lib import format as npy
 
+from pyg_scale.files.place import naming
 from pyg_scale_ogb.arrays import Items
 
 _MOST_ROWS = 1 << 19
@@ -69,7 +70,7 @@ def _write(
 ) -> dict[str, Any] | None:
     """Write the table; ``None`` if it has fractions and ``dtype`` is an integer type."""
     rows, columns, nan = 0, _columns(file), False
-    with out.open("wb") as opened:
+    with naming(out), out.open("wb") as opened:
         opened.write(bytes(_HEADER))
         for values in pieces(file, columns, memory):
             if values.dtype.kind not in "iuf":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from os import PathLike
 from pathlib import Path
@@ -13,7 +12,9 @@ import torch
 from numpy.lib import format as npy
 from torch import Tensor
 
+from pyg_scale.convert.array_file import save_array
 from pyg_scale.convert.base import Description, EdgeList, Nodes, Reader, Workspace
+from pyg_scale.files.place import flush, naming
 from pyg_scale.graph.topology import EdgeType
 from pyg_scale.store.directory.meta import Attribute
 from pyg_scale_ogb.tgb_files import TGBTable, parts_of, tgb_facts, tgb_folder
@@ -100,7 +101,8 @@ def _to_arrays(table: TGBTable, folder: Path, rows: int, work: Workspace) -> dic
             for piece in table.pieces(rows):
                 for name, values in piece._asdict().items():
                     shapes[name] = values.dtype, values.shape[1:]
-                    opened[name].write(np.ascontiguousarray(values).data)
+                    with naming(folder / f"{name}.npy"):
+                        opened[name].write(np.ascontiguousarray(values).data)
                 for name in largest:
                     largest[name] = max(largest[name], int(getattr(piece, name).max(initial=-1)))
                 count += len(piece.t)
@@ -112,11 +114,11 @@ def _to_arrays(table: TGBTable, folder: Path, rows: int, work: Workspace) -> dic
             npy.write_array_header_1_0(file, header | {"shape": (count, *shape)})
             if file.tell() != _HEADER:
                 raise AssertionError(f"the header of {name} has {file.tell()} bytes")
-            file.flush()
-            os.fsync(file.fileno())
+            with naming(folder / f"{name}.npy"):
+                flush(file)
     finally:
         for file in opened.values():
             file.close()
-    np.save(folder / "split.npy", parts_of(np.load(folder / "t.npy", mmap_mode="r")))
+    save_array(folder / "split.npy", parts_of(np.load(folder / "t.npy", mmap_mode="r")))
     shift = table.shift(largest["src"])
     return {"shift": shift, "num_nodes": max(largest["src"], largest["dst"] + shift) + 1}

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.lib import format as npy
 
 from pyg_scale.convert.table import Array
 from pyg_scale_tables.columnar import byte_strings
@@ -271,9 +269,3 @@ def read_keys(
         size += len(keys)
         limit(size * max(each.dtype.itemsize for each in found))
     return np.concatenate(found) if found else np.empty(0, np.int64)
-
-
-def save_keys(file: Path, keys: Array) -> None:
-    """Write keys as ``.npy``."""
-    with file.open("wb") as out:
-        npy.write_array(out, keys, allow_pickle=False)

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pyg_scale.convert.array_file import save_array
 from pyg_scale.convert.base import Workspace
 from pyg_scale.convert.ids import check_memory
 from pyg_scale.convert.table import Array
@@ -89,7 +90,7 @@ class LabelTables:
         if value is None:
             return None
         file = self._work.folder / f"{prefix}-{name}.npy"
-        np.save(file, value, allow_pickle=False)
+        save_array(file, value)
         path = f"graph/{SEED_TABLES}/{quoted(task.name)}-{name}.npy"
         files[path] = file.name
         return tensor_in(path, str(value.dtype), value.shape)

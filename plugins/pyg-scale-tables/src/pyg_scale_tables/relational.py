@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_scale.convert.array_file import ArrayReader
+from pyg_scale.convert.array_file import ArrayReader, save_array
 from pyg_scale.convert.base import Description, EdgeList, Nodes, Reader, Workspace
 from pyg_scale.convert.ids import check_memory
 from pyg_scale.files.npy import as_tensor
@@ -23,7 +23,7 @@ from pyg_scale.store.directory.meta import Attribute
 from pyg_scale.store.directory.paths import quoted
 from pyg_scale.store.directory.tasks import SEED_TABLES
 from pyg_scale_tables.columns import TextEmbedder
-from pyg_scale_tables.keys import KeyIndex, read_keys, save_keys
+from pyg_scale_tables.keys import KeyIndex, read_keys
 from pyg_scale_tables.labels import LabelTables
 from pyg_scale_tables.manifest import Manifest, TableSpec
 from pyg_scale_tables.queries import check_query, copy_query
@@ -169,7 +169,7 @@ class RelationalReader(Reader):
             lambda size: check_memory(4 * size, work.memory, self.manifest.path),
         )
         index = KeyIndex(keys, name, records.place)  # refuses keys that are there twice
-        save_keys(file, keys)
+        save_array(file, keys)
         return index.is_positions
 
     def _index(self, table: str, work: Workspace) -> KeyIndex:

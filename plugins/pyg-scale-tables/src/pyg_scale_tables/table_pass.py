@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pyg_scale.convert.array_file import ArrayReader, ArrayWriter
+from pyg_scale.convert.array_file import ArrayReader, ArrayWriter, save_array
 from pyg_scale.convert.base import Workspace
 from pyg_scale.convert.table import Array
 from pyg_scale.files.npy import dtype_name, numpy_dtype
@@ -326,7 +326,7 @@ class TablePass:
         if not isinstance(value, np.ndarray):
             return value
         file = self._file(f"{column}-{name}")
-        np.save(file, value, allow_pickle=False)
+        save_array(file, value)
         table = quoted(self._spec.name)
         path = f"graph/{table}/columns/{quoted(column)}-{name}.npy"
         self._out.files[path] = file.name
