@@ -145,7 +145,7 @@ def test_walks_beside_torch_cluster(
     monkeypatch.delitem(sys.modules, "torch_cluster", raising=False)
     found = tmp_path / "found.json"
     arguments = ["sampler", "--quick", "--parts", "walks", "--json", str(found)]
-    assert command.main([*arguments, "--dir", str(tmp_path)]) == 0
+    assert command.main([*arguments, "--dir", str(tmp_path / "folder")]) == 0
     uniform, weighted, second = json.loads(found.read_text())["walks"]["cases"][1::2]
     assert weighted["error"] == "torch-cluster has no weights"
     for case in (uniform, second):

@@ -55,3 +55,14 @@ def test_what_the_disk_cannot_hold_is_refused(
     with pytest.raises(SystemExit):
         command.main(["tables", "--rows", "1e13", "--dir", str(tmp_path)])
     assert "are needed in --dir" in capsys.readouterr().err
+
+
+def test_a_folder_with_files_of_others_is_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run deletes its folder at the end."""
+    (tmp_path / "photo.jpg").write_text("irreplaceable")
+    with pytest.raises(SystemExit):
+        command.main(["tables", "--quick", "--dir", str(tmp_path)])
+    assert "holds other files: give an empty or new folder" in capsys.readouterr().err
+    assert (tmp_path / "photo.jpg").exists()

@@ -43,10 +43,12 @@ class Option(NamedTuple):
 Options = Mapping[str, Option]
 
 FOLDER: Options = {
-    "dir": Option(help="a folder with room for the files", required=True),
+    "dir": Option(help="an empty or new folder with room for the files", required=True),
     "keep": Option(False, "do not delete that folder afterwards"),
 }
 """Options of benchmarks that write files. :func:`run` deletes the folder at the end."""
+_MARK = ".pyg-scale-bench"
+"""A file that marks a folder of benchmarks, which they may delete."""
 
 OUTPUT: Options = {
     "json": Option(help="write all results"),
@@ -97,6 +99,9 @@ def run(benchmark: Benchmark, argv: Sequence[str]) -> int:
         "settings": {k: v for k, v in vars(args).items() if k not in HIDDEN},
     }
     others = environment.Others()
+    if "dir" in args:
+        Path(args.dir).mkdir(parents=True, exist_ok=True)
+        (Path(args.dir) / _MARK).touch()
     try:
         benchmark.measure(args, found)
     finally:
@@ -156,7 +161,16 @@ def arguments(benchmark: Benchmark, argv: Sequence[str]) -> argparse.Namespace:
                 parser.error(f"{_flag(name)} must be at least {option.least}")
     if complaint := benchmark.complaint(args):
         parser.error(complaint)
+    if "dir" in args and not _may_delete(Path(args.dir)):
+        parser.error(f"--dir {args.dir} holds other files: give an empty or new folder")
     return args
+
+
+def _may_delete(folder: Path) -> bool:
+    """Return True if a folder is new, empty, or of an earlier benchmark (``--keep``)."""
+    if not folder.exists():
+        return True
+    return folder.is_dir() and ((folder / _MARK).is_file() or not any(folder.iterdir()))
 
 
 def count(text: str) -> int:
