@@ -108,11 +108,28 @@ class ArrayReader:
         self.dtype = self._stored.newbyteorder("=")
         self._handle: int | None = None
 
+    def check_rows(self) -> None:
+        """Refuse a file whose rows do not lie one after the other.
+
+        Raises:
+            ValueError: If it is a single number, or in Fortran order.
+        """
+        if not self.shape or (self.fortran and len(self.shape) > 1):
+            raise ValueError(
+                f"{self.file} must have one row a node or edge, in C order (it has shape "
+                f"{list(self.shape)}{', in Fortran order' if self.fortran else ''})"
+            )
+
     def row_bytes(self) -> int:
         return self._stored.itemsize * int(np.prod(self.shape[1:], dtype=object))
 
     def rows(self, begin: int, end: int) -> Array:
-        """Rows ``[begin, end)`` of an array in C order, copied."""
+        """Rows ``[begin, end)``, copied.
+
+        Raises:
+            ValueError: See :meth:`check_rows`.
+        """
+        self.check_rows()
         out = np.empty((end - begin, *self.shape[1:]), self._stored)
         return self._read(out, self.offset + begin * self.row_bytes())
 

@@ -113,12 +113,8 @@ class NpyColumn(Table):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self._array = ArrayReader(self.path)
+        self._array.check_rows()
         shape = self._array.shape
-        if not shape or (self._array.fortran and len(shape) > 1):
-            raise ValueError(
-                f"{self.path} must have one row a node or edge, in C order (it has shape "
-                f"{list(shape)}{', in Fortran order' if self._array.fortran else ''})"
-            )
         self.num_rows = shape[0]
         row = tuple(shape[1:])
         self.columns = {self.path.stem: column_of(self._array.dtype, row, self.path)}

@@ -27,7 +27,7 @@ from pyg_scale.graph.topology import NodeType
 from pyg_scale.ops import library
 from pyg_scale.ops.memory import trim
 from pyg_scale.store.directory import DirectoryWriter, GraphDirectory
-from pyg_scale.store.directory.meta import META, Meta
+from pyg_scale.store.directory.meta import META, Meta, is_graph_directory
 
 LEAST = 32 << 20
 """Bytes that a conversion needs beside what Python, torch and PyG take."""
@@ -243,7 +243,7 @@ def reader_of(source: Any, options: Mapping[str, Any]) -> Reader:
     name = suffix(Path(text))
     if not Path(text).exists() and name not in plugins.names("reader"):
         raise FileNotFoundError(f"there is no file {text!r}, and no reader of that name")
-    if (Path(text) / META).is_file():
+    if is_graph_directory(Path(text)):
         raise ValueError(
             f"{text!r} is a graph directory already: pyg_scale.convert(pyg_scale.open({text!r}), "
             "path, ...) writes another one of it"

@@ -132,6 +132,7 @@ class _Archive:
         if "byteorder" in self._entries and bytes(self._content("byteorder")) != b"little":
             raise UnpicklingError("its byte order is not little-endian: save it on such a machine")
         self._storages: dict[str, Tensor] = {}
+        self._left = len(data)
 
     def load(self) -> Any:
         pickled = bytes(self._content("data.pkl"))
@@ -142,6 +143,9 @@ class _Archive:
     def _storage(self, dtype: torch.dtype | None, key: Any, size: int) -> Storage:
         if key not in self._storages:
             content = self._content(f"data/{key}")
+            self._left -= content.nbytes
+            if self._left < 0:  # entries may lie over each other
+                raise EOFError("its storages are larger than the file")
             aligned = content.ctypes.data % 16 == 0  # as in every file of torch.save
             mapped = self._mapped and aligned
             self._storages[key] = torch.from_numpy(content if mapped else content.copy())
@@ -207,14 +211,12 @@ class _OldStorages:
         self._named: dict[str, Storage] = {}
 
     def named(self, dtype: torch.dtype | None, key: str, size: int) -> Storage:
-        if dtype is None:
-            raise UnpicklingError("a storage has no type")
         if key not in self._named:
-            self._left -= size * dtype.itemsize
+            length = size * (1 if dtype is None else dtype.itemsize)
+            self._left -= length
             if self._left < 0:
                 raise EOFError("its storages are larger than the file")
-            content = torch.zeros(size * dtype.itemsize, dtype=torch.uint8)
-            self._named[key] = Storage(dtype, content)
+            self._named[key] = Storage(dtype, torch.zeros(length, dtype=torch.uint8))
         return self._named[key].of(dtype, size)
 
     def fill(self, at: int) -> None:

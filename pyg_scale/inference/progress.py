@@ -90,18 +90,18 @@ class InferenceProgress:
 
     def _read(self, resume: bool) -> None:
         journal = self.path / JOURNAL
-        if not journal.exists():
-            others = [p.name for p in self.path.iterdir() if not p.name.startswith(".")]
-            if others:
-                raise ValueError(
-                    f"{self.path} holds {sorted(others)[0]}: choose an empty directory"
-                )
         lines = _lines(journal) if journal.exists() else []
-        if not resume or not lines:
+        if not lines:
+            self._check_empty(journal)
             self.begin()
             return
         head = lines[0]
-        if head.get("format") != FORMAT or head.get("version") != VERSION:
+        if head.get("format") != FORMAT:
+            raise ValueError(f"{journal} is of something else: choose another directory")
+        if not resume:
+            self.begin()
+            return
+        if head.get("version") != VERSION:
             raise ValueError(f"{journal} is no journal of this release: choose another directory")
         for name, value in self._made_by.items():
             if head["made_by"].get(name) != value:
@@ -131,6 +131,16 @@ class InferenceProgress:
         with naming(staged):
             staged.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
         staged.replace(journal)
+
+    def _check_empty(self, journal: Path) -> None:
+        """Refuse files of others; a crash may leave a journal that ends in its first line."""
+        others = {p.name for p in self.path.iterdir() if not p.name.startswith(".")}
+        if journal.exists():
+            text, mark = _text(journal), json.dumps({"format": FORMAT})[:-1]
+            if text.startswith(mark) or mark.startswith(text):
+                others -= {JOURNAL, *(p.name for p in self.path.glob("step-*.npy"))}
+        if others:
+            raise ValueError(f"{self.path} holds {min(others)}: choose an empty directory")
 
     @property
     def _named(self) -> Mapping[int, str]:
@@ -323,12 +333,16 @@ def _bytes(tensor: Tensor) -> bytes:
 def _lines(journal: Path) -> list[dict[str, Any]]:
     """The lines of a journal; the last one may have been cut by a crash."""
     found = []
-    for line in journal.read_text(encoding="utf-8").splitlines():
+    for line in _text(journal).splitlines():
         try:
             found.append(json.loads(line))
         except ValueError:
             break
     return [line for line in found if isinstance(line, dict)]
+
+
+def _text(journal: Path) -> str:
+    return journal.read_text(encoding="utf-8", errors="replace")
 
 
 def _boot() -> str:

@@ -155,8 +155,10 @@ class InferenceRanks:
         if file.exists():
             try:
                 found = json.loads(file.read_text(encoding="utf-8"))
-            except ValueError:
+            except (OSError, ValueError, RecursionError):
                 return {"error": f"{file} is damaged: choose another directory"}
+            if not isinstance(found, dict) or found.get("format") != FORMAT:
+                return {"error": f"{file} is of something else: choose another directory"}
         else:
             others = sorted(p.name for p in self._out.iterdir() if not p.name.startswith("."))
             if JOURNAL in others:

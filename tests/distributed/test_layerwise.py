@@ -394,3 +394,16 @@ def test_ranks_that_mean_something_else_are_told(folder: Path, tmp_path: Path) -
     on_ranks(spread(in_parts(DATA, folder, 3), shares(3, 3)), other_ranks)
     for message in messages(other_ranks):
         assert "holds an inference of another ranks (3): pass resume=False" in message
+
+
+@pytest.mark.parametrize("text", ['{"ranks": 2}', "[]", "no JSON"])
+def test_a_note_of_something_else(folder: Path, tmp_path: Path, text: str) -> None:
+    paths = spread(in_parts(DATA, folder, 2), shares(2, 2))
+    (tmp_path / "RANKS.json").write_text(text)
+    (tmp_path / "output.npy").write_text("irreplaceable")
+    model = model_of("sage")
+    with pytest.raises(ExceptionGroup) as error:
+        on_ranks(paths, lambda data: layerwise_inference(model, data, tmp_path, resume=False))
+    assert all("choose another directory" in str(each) for each in error.value.exceptions)
+    assert (tmp_path / "output.npy").read_text() == "irreplaceable"
+    assert (tmp_path / "RANKS.json").read_text() == text

@@ -7,6 +7,7 @@ own, since what is wrong with a reader may end it.
 from __future__ import annotations
 
 import collections
+import copy
 import io
 import json
 import pickle
@@ -299,6 +300,22 @@ def archive(program: bytes, storages: list[tuple[str, bytes]], **more: bytes) ->
     return out.getvalue()
 
 
+def overlapping(count: int) -> bytes:
+    """A file of torch 1.6 or later in which storages lie over each other."""
+    out, size = io.BytesIO(), 1 << 10
+    stored = STORAGE.replace(number(4), number(size))
+    each = [stored.replace(text("0"), text(str(key))) for key in range(count)]
+    with zipfile.ZipFile(out, "w") as made:
+        tensors = b"".join(tensor((size,), storage=one) for one in each)
+        made.writestr("a/data.pkl", PROTO + b"](" + tensors + b"e" + STOP)
+        made.writestr("a/data/0", bytes(4 * size))
+        for key in range(1, count):
+            entry = copy.copy(made.getinfo("a/data/0"))
+            entry.filename = entry.orig_filename = f"a/data/{key}"
+            made.filelist.append(entry)
+    return out.getvalue()
+
+
 def archives(made: Path) -> Iterator[tuple[str, bytes]]:
     """Files that are wrong around their pickles."""
     storages = [("0", struct.pack("<4f", 1, 2, 3, 4))]
@@ -333,6 +350,7 @@ def archives(made: Path) -> Iterator[tuple[str, bytes]]:
     begin = good.index(b"PK\1\2")
     yield "zip-head", good[: begin + 42] + b"\xff\xff\xff\x0f" + good[begin + 46 :]
     yield "zip-size", good[: begin + 20] + b"\xff\xff\xff\x0f" * 2 + good[begin + 28 :]
+    yield "zip-overlap", overlapping(9)
     fine = old(tensor((4,)), storages)
     yield "old-size", old(tensor((4,)), storages, size=1 << 60)
     yield "old-size-negative", old(tensor((4,)), storages, size=-4)

@@ -56,6 +56,19 @@ def test_what_torch_saved_before_its_version_1_6(tmp_path, mmap):
         same(got[key], value)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint64, torch.float8_e5m2])
+def test_dtypes_without_a_storage_class(tmp_path, dtype):
+    """Their storages are bytes, in files of every kind."""
+    wanted = torch.arange(12.0).to(dtype).view(3, 4)[:, 1:]
+    torch.save(wanted, tmp_path / "new.pt")
+    torch.save(wanted, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    (tmp_path / "a.pkl").write_bytes(pickle.dumps(wanted))
+    files = (tmp_path / name for name in ("new.pt", "old.pt", "a.pkl"))
+    for load, file in zip((load_plain, load_plain, load_pickle), files, strict=True):
+        got = load(file)
+        assert got.dtype == dtype and torch.equal(got.double(), wanted.double())
+
+
 @pytest.mark.parametrize("protocol", [2, 4, 5])
 def test_what_was_appended(tmp_path, protocol):
     file = tmp_path / "feats.pkl"

@@ -491,6 +491,26 @@ def test_damage(damage: str, tmp_path: Path) -> None:
     assert len(made.seen) == again, "as much as was lost, probes included"
 
 
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize("text", ['{"run": 1}\n', "no JSON\n", "", "[1]\n"])
+def test_a_journal_of_something_else(tmp_path: Path, text: str, resume: bool) -> None:
+    (tmp_path / "PROGRESS.jsonl").write_text(text)
+    (tmp_path / "output.npy").write_text("irreplaceable")
+    with pytest.raises(ValueError, match="choose an(other| empty) directory"):
+        pyg_scale.layerwise_inference(model(), graph(), tmp_path, resume=resume)
+    assert (tmp_path / "output.npy").read_text() == "irreplaceable"
+    assert (tmp_path / "PROGRESS.jsonl").read_text() == text
+
+
+@pytest.mark.parametrize("text", ["", '{"format": "pyg_s', '{"format": "pyg_scale layerwise infer'])
+def test_a_journal_that_a_crash_cut_in_its_first_line(tmp_path: Path, text: str) -> None:
+    made, data = model(), graph()
+    (tmp_path / "PROGRESS.jsonl").write_text(text)
+    (tmp_path / "step-0.npy").write_text("")
+    got = pyg_scale.layerwise_inference(made, data, tmp_path)
+    assert torch.allclose(got, full(made, data), rtol=0, atol=TOLERANCE)
+
+
 def test_a_directory_of_something_else(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("")
     with pytest.raises(ValueError, match=r"holds thesis.tex"):

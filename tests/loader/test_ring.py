@@ -119,7 +119,21 @@ def test_an_error_keeps_its_type_and_says_where() -> None:
 
 def test_what_cannot_be_sent_without_pickle_is_said() -> None:
     loader = NeighborLoader(graph(), **NODES | RING, transform=lambda batch: Count())
-    with pytest.raises(TypeError, match="Count.*without pickle"):
+    with pytest.raises(
+        TypeError, match="Count, which worker_type='ring' cannot send: use 'thread'"
+    ):
+        next(iter(loader))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+def test_a_sparse_matrix_is_named() -> None:
+    def sparse(batch: Any) -> Any:
+        batch.adj_t = torch.eye(2).to_sparse_csr()
+        return batch
+
+    loader = NeighborLoader(graph(), **NODES | RING, transform=sparse)
+    said = r"^the batch\['adj_t'\] is sparse, which worker_type='ring' cannot send: use 'thread' or"
+    with pytest.raises(TypeError, match=said):
         next(iter(loader))
 
 

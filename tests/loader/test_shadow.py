@@ -148,7 +148,7 @@ def test_a_batch_collated_of_several_does_not_lose_where_they_begin() -> None:
         return Batch.from_data_list([Data(x=batch.x), Data(x=batch.x)])
 
     options: dict[str, Any] = {"transform": collated, "num_workers": 1, "worker_type": "ring"}
-    with pytest.raises(TypeError, match="DataBatch, which cannot go"):
+    with pytest.raises(TypeError, match="DataBatch, which worker_type='ring' cannot"):
         next(iter(ShaDowKHopSampler(DATA, 2, 2, **options)))
 
 

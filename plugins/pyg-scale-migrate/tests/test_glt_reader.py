@@ -178,6 +178,65 @@ def test_labels(homogeneous, hetero, tmp_path):
     reader = GLTReader(tmp_path / "types", labels=f"author={tmp_path}/labels.pt")
     with pytest.raises(ValueError, match="a label for each of 20 nodes"):
         reader.prepare(Work(tmp_path / "work"))
+    (tmp_path / "labels.pt").rename(tmp_path / "run=2.pt")
+    GLTReader(tmp_path / "types", labels=f"paper={tmp_path}/run=2.pt").prepare(Work(tmp_path))
+    twice = f"paper={tmp_path}/run=2.pt,paper={tmp_path}/labels.npy"
+    with pytest.raises(ValueError, match="labels names two files of 'paper'"):
+        GLTReader(tmp_path / "types", labels=twice)
+    for wrong in (5, {"paper": "labels.pt"}, tmp_path / "labels.npy"):
+        with pytest.raises(TypeError, match=r"labels must be text like 'labels.pt' \(got"):
+            GLTReader(tmp_path / "types", labels=wrong)
+    with pytest.raises(FileNotFoundError, match="there is no file 'aaa"):
+        GLTReader(tmp_path / "types", labels=f"paper={'a' * 300}")
+
+
+@pytest.mark.parametrize(
+    ("labels", "error", "match"),
+    [
+        (np.asfortranarray(np.arange(2.0 * NODES).reshape(NODES, 2)), ValueError, "Fortran order"),
+        (np.array(["one"] * NODES), TypeError, "holds <U3, which torch does not have"),
+        (np.zeros(NODES, np.longdouble), TypeError, "holds float128, which torch does not have"),
+        (np.array(1.0), ValueError, "must have one row a node"),
+    ],
+    ids=["fortran", "text", "longdouble", "number"],
+)
+def test_labels_that_cannot_be_read(homogeneous, tmp_path, labels, error, match):
+    write_glt(tmp_path / "glt", **homogeneous)
+    np.save(tmp_path / "labels.npy", labels)
+    reader = GLTReader(tmp_path / "glt", labels=f"{tmp_path}/labels.npy")
+    with pytest.raises(error, match=f"labels.npy .*{match}"):
+        reader.prepare(Work(tmp_path / "work"))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.float8_e4m3fn, torch.uint64])
+@pytest.mark.parametrize("old", [False, True])
+def test_features_of_new_dtypes(homogeneous, tmp_path, dtype, old):
+    values = torch.arange(NODES * 2).view(NODES, 2)
+    homogeneous["node_feat"][None] = values.to(torch.float32).to(dtype)
+    write_glt(tmp_path / "glt", **homogeneous, old=old)
+    reader = GLTReader(tmp_path / "glt")
+    reader.prepare(Work(tmp_path / "work"))
+    got = torch.cat([rows.view(torch.uint8) for rows in reader.node_attribute(None, "x", 0, 20)])
+    assert torch.equal(got, homogeneous["node_feat"][None].view(torch.uint8))
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_types_without_edges_keep_their_attributes(hetero, tmp_path, old):
+    none = ("author", "cites", "author")
+    hetero["edge_index"][none] = torch.empty(2, 0, dtype=torch.int64)
+    hetero["edge_feat"][none] = torch.empty(0, 3)
+    write_glt(tmp_path / "glt", **hetero, old=old)
+    convert(f"glt:{tmp_path / 'glt'}", tmp_path / "graph", quiet=True)
+    found = pyg_scale.open(tmp_path / "graph")
+    assert found[none].edge_attr.shape == (0, 3)
+    assert torch.equal(found[CITES].edge_attr, hetero["edge_feat"][CITES])
+
+
+def test_a_part_without_nodes_decides_no_shape(homogeneous, tmp_path):
+    homogeneous["parts"][None].clamp_(min=1)
+    write_glt(tmp_path / "glt", **homogeneous, old=True)
+    save(torch.empty(0), tmp_path / "glt" / "part0" / "node_feat" / "feats.pt")
+    check(tmp_path / "glt", homogeneous, tmp_path)
 
 
 # Bad input ################################################################################
@@ -292,6 +351,25 @@ def test_meta_that_is_none(homogeneous, tmp_path, meta):
         GLTReader(tmp_path)
 
 
+@pytest.mark.parametrize(("name", "dtype"), [("weights", "float64"), ("rows", "int32")])
+def test_parts_of_other_dtypes(homogeneous, tmp_path, name, dtype):
+    path = tmp_path / "glt"
+    write_glt(path, **homogeneous)
+    file = path / "part1" / "graph" / f"{name}.pt"
+    save(torch.load(file).to(getattr(torch, dtype)), file)
+    with pytest.raises(ValueError, match=f"part1/graph/{name}.pt holds torch.{dtype}, .*part0"):
+        prepare(path, tmp_path)
+
+
+def test_a_type_with_a_name_that_no_file_can_have(hetero, tmp_path):
+    write_glt(tmp_path / "glt", **hetero)
+    meta = pickle.loads((tmp_path / "glt" / "META").read_bytes())
+    meta["node_types"].append("a" * 300)
+    (tmp_path / "glt" / "META").write_bytes(pickle.dumps(meta))
+    with pytest.raises(ValueError, match="META has a type .* name is too long: aaa"):
+        GLTReader(tmp_path / "glt")
+
+
 def test_features_of_other_rows(homogeneous, tmp_path):
     path = tmp_path / "glt"
     write_glt(path, **homogeneous, old=True)
@@ -300,6 +378,7 @@ def test_features_of_other_rows(homogeneous, tmp_path):
     feats = torch.load(folder / "feats.pt")
     for new_ids, new_feats, match in (
         (ids + NODES, feats, "has a row of id"),
+        (ids + 0.7, feats, "must be integers .got torch.float32"),
         (ids[1:], feats[1:], "no part has the node_feat of"),
         (ids[1:], feats, "ids and .* features"),
         (ids, feats.double(), "torch.float64 rows"),

@@ -31,22 +31,28 @@ from pyg_scale.store.directory.values import as_plain_tensor
 MAX_DEPTH = 32
 _OUTPUTS = {"$output": SamplerOutput, "$hetero_output": HeteroSamplerOutput}
 _GRAPHS: dict[str, Any] = {"$data": Data, "$hetero_data": HeteroData, "$batch": type(Batch())}
+_REFUSAL = (
+    "cannot go to another process without pickle: make it a dense tensor, a number, a string, or a "
+    "list or dictionary of these"
+)
 _PRIVATE = ("_orig_edge_index",)
 """Private members of batches, beside their attributes."""
 
 
-def pack(value: Any) -> tuple[bytes, list[Tensor]]:
+def pack(value: Any, name: str = "it", refusal: str = _REFUSAL) -> tuple[bytes, list[Tensor]]:
     """A value as JSON and the tensors in it.
 
     Args:
         value: Made of ``None``, booleans, numbers, strings, tensors, arrays, lists, tuples,
             dictionaries, sampler outputs, ``Data``, ``HeteroData`` and ``Batch``.
+        name: Its name in errors.
+        refusal: What errors say of anything else.
 
     Raises:
         TypeError: If anything else is in it; says where.
     """
-    packer = _Packer()
-    found = packer.plain(value, "it")
+    packer = _Packer(refusal)
+    found = packer.plain(value, name)
     return json.dumps(found, separators=(",", ":")).encode(), packer.tensors
 
 
@@ -92,15 +98,16 @@ _NO_BYTES = torch.empty(0, dtype=torch.uint8)
 
 
 class _Packer:
-    def __init__(self) -> None:
+    def __init__(self, refusal: str) -> None:
         self.tensors: list[Tensor] = []
+        self._refusal = refusal
 
     def plain(self, value: Any, where: str) -> Any:
         if value is None or type(value) in (bool, int, float, str):
             return value
         if isinstance(value, Tensor | np.ndarray):
             tag = "$tensor" if isinstance(value, Tensor) else "$array"
-            return {tag: self._add(as_plain_tensor(value, where))}
+            return {tag: self._add(self._tensor(value, where))}
         if isinstance(value, np.generic):
             return value.item()
         if isinstance(value, TensorFrame):
@@ -118,10 +125,16 @@ class _Packer:
         for tag, graph in _GRAPHS.items():
             if type(value) is graph and (tag != "$batch" or not hasattr(value, "_slice_dict")):
                 return {tag: self._graph(value, where)}
-        raise TypeError(
-            f"{where} is a {type(value).__name__}, which cannot go to another process without "
-            "pickle: make it a tensor, a number, a string, or a list or dictionary of these"
-        )
+        raise TypeError(f"{where} is a {type(value).__name__}, which {self._refusal}")
+
+    def _tensor(self, value: Tensor | np.ndarray[Any, Any], where: str) -> Tensor:
+        try:
+            return as_plain_tensor(value, where)
+        except TypeError:
+            kind = f"a {type(value).__name__} of {value.dtype}"
+            if isinstance(value, Tensor) and "sparse" in str(value.layout):
+                kind = "sparse"
+            raise TypeError(f"{where} is {kind}, which {self._refusal}") from None
 
     def _pair(self, key: Any, value: Any, where: str) -> list[Any]:
         return [self.plain(key, f"a key of {where}"), self.plain(value, f"{where}[{key!r}]")]

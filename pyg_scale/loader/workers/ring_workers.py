@@ -49,6 +49,7 @@ from pyg_scale.ops.library import serial
 TASK, QUIT = b"T", b"Q"
 _TASK = struct.Struct("<cqQqqq")  # kind, step, key, position, epoch, first
 _JOIN_SECONDS = 5.0
+_REFUSAL = "worker_type='ring' cannot send: use 'thread' or 'process'"
 
 
 class _NotYet(Exception):
@@ -241,12 +242,12 @@ class RingPipeline:
         self._fill()  # before the consumer gets busy
         if "error" in head:
             return batch, Failed(_error(head, worker)), Stats()
-        stage, out = wire.unpack(head["text"].encode(), tensors)
+        out = wire.unpack(head["text"].encode(), tensors)
         if isinstance(out, SamplerOutput | HeteroSamplerOutput):
             out._batch_key = batch.piece_key
         stats = Stats.from_plain(head["stats"])
         stats.add_seconds("wait", time.perf_counter() - start)
-        return batch, (stage, pin_batch(out, stats) if self._pin else out), stats
+        return batch, (head["stage"], pin_batch(out, stats) if self._pin else out), stats
 
     def _fill(self) -> None:
         while not self._ended and len(self._turn) < self._limit:
@@ -336,8 +337,9 @@ def _make(
     try:
         with serial():
             _, (stage, out), stats = work(batch)
-        text, tensors = wire.pack((stage, out))
-        return message_of({"text": text.decode(), "stats": stats.plain()}, tensors)
+        text, tensors = wire.pack(out, "the batch", _REFUSAL)
+        head = {"text": text.decode(), "stage": stage, "stats": stats.plain()}
+        return message_of(head, tensors)
     except Exception as error:
         head = {
             "error": type(error).__name__,

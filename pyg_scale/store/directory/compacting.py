@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import secrets
 import shutil
@@ -128,7 +129,8 @@ def _carry_over(now: GraphDirectory, folded: GraphDirectory, beside: Path) -> No
 
 def _remove_unused(path: Path, beside: Path) -> None:
     """Remove what compactions left, unless somebody has it open."""
-    for folder in [beside, *path.parent.glob(f".{path.name}.before-*")]:
+    old = f".{glob.escape(path.name)}.before-{'[0-9a-f]' * 8}"
+    for folder in [beside, *path.parent.glob(old)]:
         if not folder.is_dir():
             continue
         if not _is_open(folder):

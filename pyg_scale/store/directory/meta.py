@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from pyg_scale.errors import GraphDirectoryError
+from pyg_scale.files.npy import open_regular
 from pyg_scale.graph.topology import EdgeType, NodeType, sortable_time
 from pyg_scale.store.directory.paths import attribute_file as attribute_file
 from pyg_scale.store.directory.paths import edge_dir as edge_dir
@@ -21,6 +23,8 @@ from pyg_scale.store.directory.paths import set_file as set_file
 FORMAT = "pyg_scale graph directory"
 VERSION = 1
 META = "META.json"
+LONGEST_META = 1 << 26
+"""The most bytes that ``META.json`` may have."""
 
 
 @dataclass(frozen=True)
@@ -273,6 +277,20 @@ class Meta:
         from pyg_scale.store.directory.check import check_meta  # imports this module
 
         check_meta(self)
+
+
+def is_graph_directory(path: Path) -> bool:
+    """Return True if ``META.json`` of a directory says that it is a graph directory.
+
+    Other programs have files of that name too. One that is damaged says nothing.
+    """
+    try:
+        with os.fdopen(open_regular(META, path), "rb") as file:
+            text = file.read(LONGEST_META + 1)
+        found = None if len(text) > LONGEST_META else json.loads(text)
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and found.get("format") == FORMAT
 
 
 def checksum(content: Any) -> int:

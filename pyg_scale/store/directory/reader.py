@@ -22,13 +22,12 @@ from pyg_scale.files.place import try_lock
 from pyg_scale.graph.topology import CSC, EdgeType, NodeType
 from pyg_scale.store.directory.book import PartitionBook
 from pyg_scale.store.directory.layout import book_dtype
-from pyg_scale.store.directory.meta import META, FileMeta, Meta
+from pyg_scale.store.directory.meta import LONGEST_META, META, FileMeta, Meta
 from pyg_scale.store.directory.paths import attribute_file, edge_dir, node_dir, set_file
 from pyg_scale.store.directory.snapshots import HEAD, Delta, counts_at, read_head
 
 OPENINGS = 4
 """Attempts to open a directory that others replace meanwhile."""
-_LONGEST_META = 1 << 26
 _opened: weakref.WeakValueDictionary[tuple[Any, ...], GraphDirectory] = (
     weakref.WeakValueDictionary()
 )
@@ -169,7 +168,7 @@ class GraphDirectory:
         file = self.path / META
         try:
             with self.file(META) as read:
-                found = read.read(_LONGEST_META + 1)
+                found = read.read(LONGEST_META + 1)
         except FileNotFoundError:
             raise GraphDirectoryError(
                 f"{self.path} is not a graph directory, it has no {META}: "
@@ -177,7 +176,7 @@ class GraphDirectory:
             ) from None
         except OSError as error:
             raise GraphDirectoryError(f"{file} cannot be read: {error}") from None
-        if len(found) > _LONGEST_META:
+        if len(found) > LONGEST_META:
             raise GraphDirectoryError(f"{file} is longer than any {META}")
         try:
             return found.decode("utf-8")

@@ -29,7 +29,7 @@ from pyg_scale.files.npy import (
 from pyg_scale.files.place import Lock, flush, restore, sync, take_place
 from pyg_scale.store.directory.checksums import checksums
 from pyg_scale.store.directory.layout import expected_files
-from pyg_scale.store.directory.meta import META, FileMeta, Meta
+from pyg_scale.store.directory.meta import META, FileMeta, Meta, is_graph_directory
 
 _CHUNK = 1 << 24
 _MARK = ".writing"
@@ -45,7 +45,8 @@ class DirectoryWriter:
 
     Args:
         path: The directory to write.
-        overwrite: Allow an existing graph directory to be replaced.
+        overwrite: Allow an existing graph directory to be replaced; one whose ``META.json`` cannot
+            be read is none.
         resume: Keep the files that an earlier writer left.
 
     Raises:
@@ -191,17 +192,21 @@ class DirectoryWriter:
 
     def _check_target(self, overwrite: bool) -> None:
         for outer in self.path.parents:
-            if (outer / META).is_file():
+            if is_graph_directory(outer):
                 raise FileExistsError(
                     f"{self.path} is inside the graph directory {outer}, which is replaced as a "
                     "whole: choose another path"
                 )
         if not self.path.exists() or (self.path.is_dir() and not any(self.path.iterdir())):
             return
-        if not (self.path / META).is_file():
-            raise FileExistsError(
-                f"{self.path} exists, but is not a graph directory: choose another"
-            )
+        if not is_graph_directory(self.path):
+            advice = "choose another"
+            if (self.path / META).exists():
+                advice = (
+                    f"its {META} is of another program or damaged; choose another path, or delete "
+                    "it by hand"
+                )
+            raise FileExistsError(f"{self.path} exists, but is not a graph directory: {advice}")
         if not overwrite:
             raise FileExistsError(
                 f"{self.path} is already a graph directory: choose another path, or pass "

@@ -379,6 +379,16 @@ def test_writers_exclude_each_other(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["graph"]
 
 
+def test_compaction_removes_only_what_compactions_left(tmp_path: Path) -> None:
+    data = everything()
+    path = pyg_scale.save(data, tmp_path / "g[ab]")
+    others = (".ga.before-0123abcd", ".g[ab].before-upgrade")
+    for name in (*others, ".g[ab].before-0123abcd"):
+        (tmp_path / name).mkdir()
+    pyg_scale.compact(path)
+    assert {p.name for p in tmp_path.iterdir()} == {"g[ab]", *others}
+
+
 def test_readers_keep_their_snapshot(tmp_path: Path) -> None:
     data = in_order(everything(), STEPS)
     states = [first(data, step, STEPS) for step in range(STEPS)]

@@ -21,6 +21,7 @@ from pyg_scale.errors import GraphDirectoryError
 from pyg_scale.files import place
 from pyg_scale.files.npy import DTYPES, torch_dtype
 from pyg_scale.files.segment import Segment
+from pyg_scale.partitioner.cut import partition
 from pyg_scale.store import Mmap
 from pyg_scale.store.directory import (
     Attribute,
@@ -94,6 +95,40 @@ def test_a_place_where_nothing_can_be_written(tmp_path: Path) -> None:
         pyg_scale.save(small_graph(old=True), tmp_path / "file" / "graph")
     with pytest.raises(FileExistsError, match="is not a graph directory"):
         pyg_scale.save(small_graph(old=True), tmp_path / "file", overwrite=True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"num_parts": 2, "is_hetero": false}', "[]", "no JSON", "\udcff", "truncated", "link"],
+)
+def test_overwrite_replaces_nothing_that_does_not_say_that_it_is_a_graph(
+    tmp_path: Path, text: str
+) -> None:
+    path, meta = tmp_path / "graph", tmp_path / "graph" / "META.json"
+    pyg_scale.save(small_graph(old=True), path)
+    if text == "link":
+        meta.rename(tmp_path / "elsewhere.json")
+        meta.symlink_to(tmp_path / "elsewhere.json")
+    elif text == "truncated":
+        meta.write_bytes(meta.read_bytes()[:-9])
+    else:
+        meta.write_bytes(text.encode("utf-8", "surrogateescape"))
+    (path / "photo.jpg").write_text("irreplaceable")
+    with pytest.raises(FileExistsError, match="is not a graph directory: its META.json is of ano"):
+        pyg_scale.save(small_graph(old=False), path, overwrite=True)
+    with pytest.raises(FileExistsError, match="is not a graph directory"):
+        partition(small_graph(old=False), 2, path=path, overwrite=True, method="range")
+    assert (path / "photo.jpg").read_text() == "irreplaceable"
+    assert not list(tmp_path.glob(".graph*"))
+
+
+def test_folders_of_other_programs_may_hold_a_graph(tmp_path: Path) -> None:
+    (tmp_path / "META.json").write_text('{"name": "a project"}')
+    path = pyg_scale.save(small_graph(old=True), tmp_path / "graph")
+    pyg_scale.save(small_graph(old=False), path, overwrite=True)
+    assert what_is_at(tmp_path / "graph") == "new"
+    with pytest.raises(FileExistsError, match="is inside the graph directory"):
+        pyg_scale.save(small_graph(old=True), tmp_path / "graph" / "within")
 
 
 @pytest.mark.parametrize("name", sorted(DTYPES))

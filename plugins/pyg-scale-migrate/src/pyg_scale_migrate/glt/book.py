@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyg_scale.files.plain_pickle import load_plain
 
-_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 class _Object:
@@ -43,7 +43,7 @@ def read_book(file: str | PathLike[str]) -> Tensor:
     found = load_plain(path, stand_in=stand_in)
     if isinstance(found, _Object):
         found = _of_ranges(getattr(found, "partition_bounds", None))
-    if not isinstance(found, Tensor) or found.dim() != 1 or found.dtype not in _INTEGERS:
+    if not isinstance(found, Tensor) or found.dim() != 1 or found.dtype not in INTEGERS:
         got = type(found).__name__
         if isinstance(found, Tensor):
             got = f"{found.dtype} of shape {list(found.shape)}"

@@ -14,9 +14,10 @@ from torch import Tensor
 from pyg_scale.files.plain_pickle import iterate_pickles, load_pickle, load_plain
 from pyg_scale.graph.source import of
 from pyg_scale.graph.topology import EdgeType, NodeType
-from pyg_scale_migrate.glt.book import read_book
+from pyg_scale_migrate.glt.book import INTEGERS, read_book
 
 _ROWS = 10_000  # GLT's own chunk
+_LONGEST_NAME = 255 - len(".pt")  # bytes that file systems allow
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,12 @@ def read_layout(path: str | PathLike[str]) -> Layout:
         ) from None
     if wrong:
         raise ValueError(f"{folder / 'META'} is not what GLT writes: {found}")
+    for name in filter(None, map(_text, (*node_types, *edge_types))):
+        if len(name.encode("utf-8", "surrogatepass")) > _LONGEST_NAME:
+            raise ValueError(
+                f"{folder / 'META'} has a type that no file is called after, as its name is too "
+                f"long: {name[:40]}..."
+            )
     layout = Layout(folder, num_parts, node_types, edge_types)
     for number in range(num_parts):
         if not (folder / f"part{number}").is_dir():
@@ -138,6 +145,13 @@ class Edges:
         if any(weighted) and not all(weighted):
             missing = folders[weighted.index(False)] / "weights.pt"
             raise FileNotFoundError(f"there is no {missing}, but other parts have weights")
+        for name in self._parts[0]:
+            for folder, part in zip(folders, self._parts, strict=True):
+                if name != "eids" and part[name].dtype != self._parts[0][name].dtype:
+                    raise ValueError(
+                        f"{folder / name}.pt holds {part[name].dtype}, {folders[0] / name}.pt "
+                        f"{self._parts[0][name].dtype}"
+                    )
         self.num_edges = sum(part["rows"].numel() for part in self._parts)
         self.has_weight = all(weighted)
         self._check_ids()
@@ -190,6 +204,8 @@ class Edges:
 def feature_chunks(folder: Path, rows: int = _ROWS) -> Iterator[tuple[Tensor, Tensor]]:
     """Ids ``[n]`` and features ``[n, ...]`` of one part, without copies of other parts' rows.
 
+    If a file has none, they are empty once: its dtype and shape may be all that is known.
+
     Raises:
         FileNotFoundError: If a file is missing.
         ValueError: If one is damaged, or they do not fit each other; names it.
@@ -202,9 +218,11 @@ def feature_chunks(folder: Path, rows: int = _ROWS) -> Iterator[tuple[Tensor, Te
         for name, value in (("ids", ids), ("features", values)):
             if not isinstance(value, Tensor) or value.layout != torch.strided:
                 raise ValueError(f"the {name} in {folder} must be tensors")
+        if ids.dtype not in INTEGERS:
+            raise ValueError(f"the ids in {folder} must be integers (got {ids.dtype})")
         if ids.dim() != 1 or values.dim() < 1 or len(ids) != len(values):
             raise ValueError(f"{folder} has {len(ids)} ids and {len(values)} features")
-        for begin in range(0, len(ids), rows):
+        for begin in range(0, max(1, len(ids)), rows):
             yield ids[begin : begin + rows].to(torch.int64), values[begin : begin + rows]
 
 

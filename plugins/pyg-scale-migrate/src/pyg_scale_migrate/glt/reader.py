@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from os import PathLike
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from pyg_scale.convert.array_file import ArrayReader, ArrayWriter
 from pyg_scale.convert.base import Description, EdgeList, Nodes, Reader, Workspace
+from pyg_scale.convert.npy import column_of
 from pyg_scale.files.npy import as_tensor, dtype_name
 from pyg_scale.files.plain_pickle import load_plain
 from pyg_scale.graph.source import of
@@ -69,6 +71,7 @@ class GLTReader(Reader):
     Raises:
         FileNotFoundError: If a file or a part is missing.
         ValueError: If files are damaged or do not fit each other; names the file.
+        TypeError: If ``labels`` is no text, or a file of labels holds none that torch has.
     """
 
     def __init__(self, source: str | PathLike[str], labels: str | None = None) -> None:
@@ -172,15 +175,17 @@ def _in_order(folders: list[Path], file: Path, rows: int, name: str, work: Works
     seen = torch.zeros(rows, dtype=torch.bool)
     writer: ArrayWriter | None = None
     like: Tensor | None = None
+    empty: Tensor | None = None
     try:
         with work.progress(f"Reading {name}", rows, "row") as bar:
             for folder in folders:
                 for ids, values in feature_chunks(folder):
-                    if like is None:
+                    if not len(ids):  # of a part without rows, whose shape counts for nothing
+                        empty = values if empty is None else empty
+                        continue
+                    if like is None or writer is None:
                         like = values[:0].clone()
-                        shape = (rows, *values.shape[1:])
-                        writer = ArrayWriter(file, dtype_name(values.dtype), shape, fresh=True)
-                    assert writer is not None
+                        writer = _writer_of(file, rows, like)
                     if values.dtype != like.dtype or values.shape[1:] != like.shape[1:]:
                         raise ValueError(
                             f"{folder} has {values.dtype} rows of shape {list(values.shape[1:])}, "
@@ -193,12 +198,18 @@ def _in_order(folders: list[Path], file: Path, rows: int, name: str, work: Works
             missing = int((~seen).nonzero()[0])
             raise ValueError(f"{folders[0].parent.parent}: no part has the {name} of {missing}")
         if like is None or writer is None:
-            raise ValueError(f"{folders[0]} is empty")
+            if empty is None:
+                raise ValueError(f"{folders[0]} is empty")
+            like, writer = empty, _writer_of(file, rows, empty)
         writer.sync()
         return dtype_name(like.dtype)
     finally:
         if writer is not None:
             writer.close()
+
+
+def _writer_of(file: Path, rows: int, like: Tensor) -> ArrayWriter:
+    return ArrayWriter(file, dtype_name(like.dtype), (rows, *like.shape[1:]), fresh=True)
 
 
 def _check_ids(ids: Tensor, seen: Tensor, folder: Path) -> None:
@@ -225,27 +236,30 @@ def _write_runs(writer: ArrayWriter, ids: Tensor, values: Tensor) -> None:
 
 
 def _label_files(labels: str | None, layout: Layout) -> dict[NodeType, Path]:
+    if labels is not None and not isinstance(labels, str):
+        raise TypeError(f"labels must be text like 'labels.pt' (got {type(labels).__name__})")
     out: dict[NodeType, Path] = {}
-    for item in (labels or "").split(",") if labels else []:
-        node_type, _, file = item.rpartition("=") if layout.is_hetero else ("", "", item)
-        kind = node_type if layout.is_hetero else None
-        if kind not in layout.node_types:
+    for item in labels.split(",") if labels else []:
+        node_type, equals, file = item.partition("=") if layout.is_hetero else (None, "=", item)
+        if not equals or node_type not in layout.node_types:
             raise ValueError(
                 f"labels must be like {layout.node_types[0]}=labels.pt (got {item!r}): the types "
                 f"are {', '.join(map(str, layout.node_types))}"
             )
-        if not Path(file).is_file():
+        if node_type in out:
+            raise ValueError(f"labels names two files{of(node_type)}: {out[node_type]} and {file}")
+        if not os.path.isfile(file):  # unlike Path.is_file, also of a name that is too long
             raise FileNotFoundError(f"there is no file {file!r}")
-        out[kind] = Path(file)
+        out[node_type] = Path(file)
     return out
 
 
 def _read_labels(file: Path, num_nodes: int) -> Tensor:
     if file.suffix == ".npy":
         opened = ArrayReader(file)
-        found: Any = torch.from_numpy(
-            opened.rows(0, opened.shape[0]) if opened.shape else np.empty(0)
-        )
+        opened.check_rows()
+        column_of(opened.dtype, (), file)  # torch has the dtype
+        found: Any = torch.from_numpy(opened.rows(0, opened.shape[0]))
         opened.close()
     else:
         found = load_plain(file, mmap=True)
