@@ -20,6 +20,7 @@ from pyg_scale import plugins
 from pyg_scale.loader.archive import ADVICE, edges_hash, load_archive, save_archive
 from pyg_scale.loader.base import SubgraphLoader
 from pyg_scale.loader.batch.build import select_rows
+from pyg_scale.loader.batch.source import rows_in_huge_pages
 from pyg_scale.loader.induced import has_edge_attrs, refuse_overrides
 from pyg_scale.loader.seeds.epoch import BatchIndex
 from pyg_scale.loader.seeds.sharding import fingerprint
@@ -186,6 +187,7 @@ class ClusterLoader(SubgraphLoader, torch_geometric.loader.ClusterLoader):
                 "split_seeds='global'"
             )
         self.cluster_data = cluster_data
+        rows_in_huge_pages(cluster_data.data)
         self._index = _narrow(cluster_data.partition)
         self._start(len(cluster_data), seed=seed, worker_type=worker_type, **kwargs)
         self._publish()

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch_geometric.data import Data, HeteroData
 
-from pyg_scale.loader import GraphSAINTNodeSampler, NeighborLoader
+from pyg_scale.loader import ClusterData, ClusterLoader, GraphSAINTNodeSampler, NeighborLoader
 from pyg_scale.ops import library
 from pyg_scale.store import MemoryFeatureStore
 
@@ -97,7 +97,7 @@ def test_memory_that_was_never_touched_is_not_allocated() -> None:
 
 
 @pytest.mark.usefixtures("moves")
-@pytest.mark.parametrize("kind", ["data", "hetero", "store", "saint"])
+@pytest.mark.parametrize("kind", ["data", "hetero", "store", "saint", "cluster"])
 def test_large_features_of_a_loader_are_moved(kind: str) -> None:
     x = in_small_pages(80 << 20).view(torch.int32).view(-1, 80)
     edge_index = torch.tensor([[0, 1], [1, 0]])
@@ -106,6 +106,10 @@ def test_large_features_of_a_loader_are_moved(kind: str) -> None:
         NeighborLoader(hetero, [2], input_nodes="v")
     elif kind == "store":
         MemoryFeatureStore().put_tensor(x, group_name=None, attr_name="x", index=None)
+    elif kind == "cluster":
+        clusters = ClusterData(Data(x=x, edge_index=edge_index), 2, log=False, method="random")
+        ClusterLoader(clusters)
+        x = clusters.data.x
     else:
         data = Data(x=x, edge_index=edge_index)
         _ = NeighborLoader(data, [2]) if kind == "data" else GraphSAINTNodeSampler(data, 2)

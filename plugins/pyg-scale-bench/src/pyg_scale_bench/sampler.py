@@ -16,6 +16,7 @@ Every part measures its cases in turns, so that a slow minute affects all alike:
 from __future__ import annotations
 
 import argparse
+import copy
 import gc
 import importlib
 import importlib.util
@@ -157,17 +158,21 @@ def _subgraphs(args: argparse.Namespace, _: Callable[[], Data]) -> dict[str, Any
     number, roots = args.batches, min(_ROOTS, args.small_nodes)
     seeds = graphs.seeds(args.small_nodes, number * args.batch_size)
     cut = ClusterData(data, 10 * number, log=False, method="fennel")
+    own_graph, their_graph = (data, cut), (data.clone(), copy.copy(cut))
+    their_graph[1].data = cut.data.clone()  # ours moves features to huge pages, where they are
     saint = {"batch_size": roots, "walk_length": _WALK, "num_steps": number}
     shadow = {"depth": _DEPTH, "num_neighbors": _NEIGHBORS, "batch_size": args.batch_size}
     saint_name = f"GraphSAINT, {roots:,} walks of {_WALK}"
     shadow_name = f"ShaDow, {_DEPTH} hops of {_NEIGHBORS}"
     make: dict[str, Callable[..., Any]] = {
-        saint_name: lambda of, **how: of.GraphSAINTRandomWalkSampler(
-            data, log=False, **saint, **how
+        saint_name: lambda of, graph, **how: of.GraphSAINTRandomWalkSampler(
+            graph[0], log=False, **saint, **how
         ),
-        shadow_name: lambda of, **how: of.ShaDowKHopSampler(data, node_idx=seeds, **shadow, **how),
-        f"clusters, 10 of {10 * number}": lambda of, **how: of.ClusterLoader(
-            cut, batch_size=10, **how
+        shadow_name: lambda of, graph, **how: of.ShaDowKHopSampler(
+            graph[0], node_idx=seeds, **shadow, **how
+        ),
+        f"clusters, 10 of {10 * number}": lambda of, graph, **how: of.ClusterLoader(
+            graph[1], batch_size=10, **how
         ),
     }
     needs_sparse = {saint_name, shadow_name}
@@ -176,8 +181,8 @@ def _subgraphs(args: argparse.Namespace, _: Callable[[], Data]) -> dict[str, Any
         how = {"num_workers": workers, "persistent_workers": True} if workers else {}
         for name, made in make.items():
             named = f"{name}, {workers} worker{'s' * (workers > 1)}" if workers else name
-            own = partial(_epoch_and_copies, made(ours, **how), data.x)
-            theirs = _of_pyg(partial(made, pyg, **how), name in needs_sparse)
+            own = partial(_epoch_and_copies, made(ours, own_graph, **how), data.x)
+            theirs = _of_pyg(partial(made, pyg, their_graph, **how), name in needs_sparse)
             peer = _Turns(side=PYG, name=named, run=theirs)
             if args.without_pyg:
                 peer.error = "left out"
