@@ -9,6 +9,7 @@
 #include "buffer.h"
 #include "graph_view.h"
 #include "prefetch.h"
+#include "row_writer.h"
 #include "vectors.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -314,7 +315,12 @@ class FoundEdges {
   // Writes the place of each edge's own node and that of its other end.
   template <typename Place>
   void write(const Place& place, int64_t* own, int64_t* other) const {
-    dispatch(Write{}, this, &place, own, other);
+    constexpr int64_t kMany = 1 << 16;  // what is in the caches would have to go
+    if (has_wide_stores() && size() >= kMany) {
+      dispatch(WritePast{}, this, &place, own, other);
+    } else {
+      dispatch(Write{}, this, &place, own, other);
+    }
   }
 
   void write_ids(int64_t* id) const { std::copy_n(edge_.data(), edge_.size(), id); }
@@ -408,6 +414,41 @@ class FoundEdges {
         at = end;
       }
       for (int64_t at = 0; at < size; ++at) other[at] = (*place)(found->other_[at]);
+    }
+  };
+
+  // The same, past the caches: where the batches before were written, lines are in none any more.
+  struct WritePast {
+    template <typename Place>
+    PYG_SCALE_INLINE void operator()(const FoundEdges* found, const Place* place, int64_t* own,
+                                     int64_t* other) const {
+      constexpr int64_t kUsual = 16, kHeld = 256, kBytes = kHeld * sizeof(int64_t);
+      const int64_t size = found->size();
+      int64_t held[kHeld + kUsual], n = 0;
+      const char* from = reinterpret_cast<const char*>(held);
+      const auto bytes = [](int64_t count) {
+        return count * static_cast<int64_t>(sizeof(int64_t));
+      };
+      RowWriter owns(reinterpret_cast<char*>(own));
+      for (int64_t i = 0; i < found->degree_.size(); ++i) {
+        for (int64_t left = found->degree_[i]; left > 0; left -= kUsual) {
+          for (int64_t j = 0; j < kUsual; ++j) held[n + j] = i;
+          n += std::min(left, kUsual);
+          if (n < kHeld) continue;
+          owns.put(from, kBytes);
+          std::copy_n(held + kHeld, kUsual, held);
+          n -= kHeld;
+        }
+      }
+      owns.put(from, bytes(n));
+      owns.finish();
+      RowWriter others(reinterpret_cast<char*>(other));
+      for (int64_t begin = 0; begin < size; begin += kHeld) {
+        n = std::min(kHeld, size - begin);
+        for (int64_t j = 0; j < n; ++j) held[j] = (*place)(found->other_[begin + j]);
+        others.put(from, bytes(n));
+      }
+      others.finish();
     }
   };
 

@@ -86,6 +86,24 @@ def test_any_number_of_clusters(count, monkeypatch):
         assert compiled.edge.numel() > 0 or count < 3
 
 
+@pytest.mark.parametrize("own_first", [True, False])
+def test_many_edges(own_first, monkeypatch):
+    """So many that they are written past the caches, of nodes with any number of edges."""
+    if not library.compiled():
+        pytest.skip(f"needs the compiled kernels: {library.status()['command']}")
+    partptr, indptr, index = graph(1, sizes=[900, 1, 800, 0, 1500], degree=60)
+    hub = torch.randint(3201, (5000,), generator=torch.Generator().manual_seed(2))
+    indptr = torch.cat([indptr[:1000], indptr[1000:] + hub.numel()])
+    index = torch.cat([index[: indptr[999]], hub, index[indptr[999] :]])
+    which = torch.tensor([4, 2, 0])
+    compiled = join_clusters(partptr, indptr, index.int(), which, own_first=own_first)
+    with monkeypatch.context() as patch:
+        patch.setenv("PYG_SCALE_KERNELS", "never")
+        plain = join_clusters(partptr, indptr, index, which, own_first=own_first)
+    assert compiled.edge.numel() > 150_000
+    assert all(map(torch.equal, compiled, plain))
+
+
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
