@@ -21,6 +21,7 @@ VARIANTS = ("int64 unsorted", "int64 sorted", "int32 unsorted", "int32 sorted")
 
 REUSE: Options = {"reuse": Option(False, "use the graph that an earlier run with --keep left")}
 """The option of benchmarks that use :func:`converted`."""
+_DRAWN_AT_ONCE = 1 << 24  # edges
 
 
 def cached(folder: str | None, nodes: int, edges: int, features: int) -> Data:
@@ -41,6 +42,25 @@ def cached(folder: str | None, nodes: int, edges: int, features: int) -> Data:
     if features:
         data.x = torch.from_numpy(np.load(root / "x.npy"))
     return data
+
+
+def power_law(nodes: int, edges: int, features: int, exponent: float) -> Data:
+    """A graph of popular sources: the k-th is drawn in proportion to ``k ** -exponent``.
+
+    All destinations are equally likely, so that in-degrees are those of a Poisson distribution.
+    """
+    generator = torch.Generator().manual_seed(0)
+    rank = torch.arange(1, nodes + 1, dtype=torch.float64)
+    below = (rank**-exponent).cumsum(0)
+    number = torch.randperm(nodes, generator=generator)
+    edge_index = torch.empty(2, edges, dtype=torch.int64)
+    for begin in range(0, edges, _DRAWN_AT_ONCE):
+        into = edge_index[:, begin : begin + _DRAWN_AT_ONCE]
+        drawn = torch.rand(into.size(1), generator=generator, dtype=torch.float64) * below[-1]
+        into[0] = number[torch.searchsorted(below, drawn).clamp_(max=nodes - 1)]
+        into[1] = torch.randint(nodes, (into.size(1),), generator=generator)
+    x = torch.rand(nodes, features, generator=generator)
+    return Data(x=x, edge_index=edge_index)
 
 
 def converted(

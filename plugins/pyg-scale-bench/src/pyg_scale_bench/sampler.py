@@ -77,7 +77,12 @@ class _Turns(Case):
 
 def measure(args: argparse.Namespace, found: dict[str, Any]) -> None:
     """Measure the parts that were asked for."""
-    large = cache(lambda: _features_alone(args.nodes, args.edges, args.features))
+    size = (args.nodes, args.edges, args.features)
+    large = cache(
+        lambda: (
+            graphs.power_law(*size, args.power_law) if args.power_law else _features_alone(*size)
+        )
+    )
     parts: dict[str, Callable[[argparse.Namespace, Callable[[], Data]], Any]] = {
         "batches": _batches,
         "subgraphs": _subgraphs,
@@ -392,9 +397,12 @@ def factor(case: Mapping[str, Any], base: Mapping[str, Any]) -> float:
 def report(found: Mapping[str, Any]) -> Report:
     """The report of a run."""
     settings = found["settings"]
+    kind = "power law, planted communities"
+    if exponent := settings.get("power_law"):
+        kind = f"sources drawn by rank ** -{exponent:g}, destinations alike"
     lines = [
         (
-            f"graph: generated, power law, planted communities: {settings['nodes']:,} nodes, "
+            f"graph: generated, {kind}: {settings['nodes']:,} nodes, "
             f"{settings['edges']:,} directed edges, {settings['features']} float32 features; "
             f"{settings['batch_size']:,} seeds a batch, neighbours {settings['num_neighbors']}, "
             f"{settings['layer_nodes']:,} nodes a hop for LADIES and FastGCN"
@@ -545,6 +553,9 @@ BENCHMARK = Benchmark(
             "nodes": Option(600_000),
             "edges": Option(30_000_000, "directed"),
             "features": Option(128, "columns"),
+            "power_law": Option(
+                0.0, "exponent of the popularity of sources, by rank, instead of communities", least=0
+            ),
             "small_nodes": Option(100_000, "of the graph for whole subgraphs"),
             "small_edges": Option(2_000_000, "of that graph"),
             "cost_nodes": Option(20_000, "of the power law for equal cost; a fifth more in a star"),
