@@ -14,7 +14,7 @@ import torch
 from torch_geometric.data import Data
 
 from pyg_scale.ops import library
-from pyg_scale_bench import command, sampler, sampler_training
+from pyg_scale_bench import command, graphs, sampler, sampler_training
 
 needs_kernels = pytest.mark.skipif(
     not library.status()["loaded"], reason="the kernels are not compiled"
@@ -116,6 +116,19 @@ def test_wrong_arguments(
 def test_weights_of_means() -> None:
     weight = sampler_training.mean_weights(torch.tensor([[0, 1, 2], [1, 2, 2]]), 3)
     assert weight.tolist() == [1.0, 0.5, 0.5]
+
+
+def test_popular_sources() -> None:
+    """The share of the k-th most popular source is k ** -0.5 of that of the first."""
+    data = graphs.power_law(40, 400_000, 3, 0.5)
+    counts = data.edge_index[0].bincount(minlength=40).sort(descending=True).values
+    expected = torch.arange(1, 41) ** -0.5
+    expected *= 400_000 / expected.sum()
+    # The standard error of the rarest is 2 %, of which all are within five.
+    assert bool(((counts / expected - 1).abs() < 0.1).all())
+    to = data.edge_index[1].bincount(minlength=40)
+    assert bool(((to / 10_000 - 1).abs() < 0.06).all())
+    assert data.x.shape == (40, 3) and data.num_edges == 400_000
 
 
 def test_a_star_and_a_power_law() -> None:

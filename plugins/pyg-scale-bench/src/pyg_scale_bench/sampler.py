@@ -554,7 +554,7 @@ BENCHMARK = Benchmark(
             "edges": Option(30_000_000, "directed"),
             "features": Option(128, "columns"),
             "power_law": Option(
-                0.0, "exponent of the popularity of sources, by rank, instead of communities", least=0
+                0.0, "exponent of how popular sources are, by rank; 0: communities", least=0
             ),
             "small_nodes": Option(100_000, "of the graph for whole subgraphs"),
             "small_edges": Option(2_000_000, "of that graph"),
