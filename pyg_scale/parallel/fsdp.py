@@ -217,14 +217,16 @@ class ShardedModule(MeanModule):
                 parameter.grad.div_(self.all_seeds)
 
     # Torch keeps what is added up with the whole parameters, where no optimizer sees it. So a
-    # gradient of ones stands for it where optimizers look. Once it is gone, so is what it stands
-    # for; and before gradients are exchanged it goes.
+    # gradient stands for it where optimizers look. Once it is gone, so is what it stands for; and
+    # before gradients are exchanged it goes. Its entries are not 0, but so small that neither a
+    # norm nor a step notices them.
 
     def _mark(self) -> None:
-        """Set gradients of ones for all that was added up."""
+        """Set a gradient for all that was added up."""
         for name, parameter in self._shards.items():
             if name not in self._marks and self._sums[name].there:
-                parameter.grad = torch.ones_like(parameter)
+                entry = max(_MARK, torch.finfo(parameter.dtype).tiny)
+                parameter.grad = torch.full_like(parameter, entry)
                 self._marks[name] = parameter.grad._version
 
     def _forgotten(self) -> list[str]:
@@ -326,6 +328,9 @@ class ShardedModule(MeanModule):
         for value, buffer in zip(before, self.module.buffers(), strict=True):
             if not torch.equal(value, buffer):
                 buffer.detach().copy_(value)
+
+
+_MARK = 1e-30  # half precision begins at 6e-5
 
 
 class _Sum:
