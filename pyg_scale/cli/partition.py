@@ -41,6 +41,13 @@ def main(argv: Sequence[str]) -> int:
         parser.error("--batch-size is that of sampled batches: give --num-neighbors too")
     if args.png and not Path(args.png).absolute().parent.is_dir():
         parser.error(f"--png {args.png}: there is no folder {Path(args.png).parent}")
+    if args.png:
+        from pyg_scale.partitioner.report import check_drawable
+
+        try:
+            check_drawable(args.png)
+        except (ImportError, ValueError) as error:
+            parser.error(f"--png: {error}")
     args.balance = args.balance or "nodes"
     args.batch_size = 1024 if args.batch_size is None else args.batch_size
     if args.compare and (args.assignment or args.method or options or args.out):

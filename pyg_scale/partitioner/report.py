@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from pyg_scale.partitioner.counts import Quality
@@ -39,17 +40,31 @@ def describe(found: Quality) -> str:
     return "\n".join(lines)
 
 
-def draw(found: Sequence[Quality], path: str) -> None:
-    """Draw partitions side by side as bars into a PNG.
+def check_drawable(path: str) -> None:
+    """Check that a picture can be drawn, before what it shows is computed.
 
     Raises:
         ImportError: If matplotlib is missing; names the command to install it.
+        ValueError: If the name does not end in one of its formats.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError(f"a picture needs matplotlib: pip install matplotlib ({error})") from None
+    ends = sorted(FigureCanvasAgg.filetypes)
+    if Path(path).suffix[1:].lower() not in ends:
+        raise ValueError(f"{path!r} must end in one of .{', .'.join(ends)}")
+
+
+def draw(found: Sequence[Quality], path: str) -> None:
+    """Draw partitions side by side as bars into a picture.
+
+    Raises:
+        ImportError, ValueError: See :func:`check_drawable`.
+    """
+    check_drawable(path)
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
     rows = [_row(each) for each in found]
     panels = [

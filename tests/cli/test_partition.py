@@ -136,6 +136,7 @@ def test_an_archive_of_features_alone(tmp_path, capsys):
         ["2", "--compare", ""],
         ["2", "--batch-size", "16"],
         ["2", "--png", "/nope/x.png"],
+        ["2", "--png", "x.foo"],
     ],
 )
 def test_wrong_usage(archive, arguments):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pyg_scale.ops import library
+from pyg_scale.partitioner.report import check_drawable
 from pyg_scale_bench import environment
 from pyg_scale_bench.report import Report
 
@@ -61,14 +62,9 @@ FOLDER: Options = {
 def picture(text: str) -> str:
     """The type of an option: the path of a picture that can be drawn."""
     try:
-        from matplotlib.backend_bases import FigureCanvasBase
-    except ImportError as error:
-        raise argparse.ArgumentTypeError(
-            f"needs matplotlib: pip install matplotlib ({error})"
-        ) from None
-    ends = sorted(FigureCanvasBase.filetypes)
-    if Path(text).suffix[1:].lower() not in ends:
-        raise argparse.ArgumentTypeError(f"{text!r} must end in one of .{', .'.join(ends)}")
+        check_drawable(text)
+    except (ImportError, ValueError) as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
     return text
 
 
