@@ -359,7 +359,8 @@ def killed() -> None:
 
 def in_which_rank_0_is_killed() -> None:
     model = parallel.wrap(Net(), "async_ps", optimizer=SGD)
-    dist.barrier()
+    with suppress(RuntimeError):  # rank 0 may be gone before others know that it came
+        dist.barrier()
     if dist.get_rank() == 0:
         os.kill(os.getpid(), signal.SIGKILL)
     batch = batch_of(0, 0, 3)

@@ -35,7 +35,8 @@ def caught_by(*tests):
 def test_is_caught(mutant, test):
     failure = next(failures(SamplerTests, test, sampler=mutant()), None)
     assert failure is not None, f"{mutant.__name__} ({mutant.__doc__}) passes {test}"
-    assert isinstance(failure[1], (AssertionError, pytest.fail.Exception)), failure
+    if not str(failure[1]).startswith(f"{mutant.__name__}.pick: "):  # refused already as it draws
+        assert isinstance(failure[1], (AssertionError, pytest.fail.Exception)), failure
 
 
 def test_all_are_there():
