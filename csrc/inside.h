@@ -129,13 +129,13 @@ struct EndsInside {
 };
 
 #if defined(__x86_64__) && defined(__GNUC__)
-// The same, sixteen edges at a time. Returns how many there are.
-[[gnu::target("avx512f,popcnt")]] inline int64_t ends_inside_sixteens(
-    const int32_t* target, int64_t n, const Chosen& chosen, int32_t* out, uint64_t* inside) {
-  const int* bits = reinterpret_cast<const int*>(chosen.bits());
-  const __m512i none = _mm512_setzero_si512(), one = _mm512_set1_epi32(1);
-  const __m512i low = _mm512_set1_epi32(31);
-  const __m512i limit = _mm512_set1_epi32(static_cast<int32_t>(chosen.num_nodes()));
+// The same, sixteen edges at a time. Returns how many there are. `look` says which of sixteen ends
+// are chosen, and returns what is written of them.
+template <typename Look>
+[[gnu::target("avx512f,popcnt")]] int64_t ends_inside_sixteens(const int32_t* target, int64_t n,
+                                                               int64_t num_nodes, const Look& look,
+                                                               int32_t* out, uint64_t* inside) {
+  const __m512i limit = _mm512_set1_epi32(static_cast<int32_t>(num_nodes));
   int64_t found = 0;
   for (int64_t begin = 0; begin < n; begin += kBits) {
     const int64_t size = std::min(kBits, n - begin);
@@ -144,12 +144,10 @@ struct EndsInside {
       const auto these = static_cast<__mmask16>(size - i >= 16 ? 0xFFFF : (1u << (size - i)) - 1);
       const __m512i u = _mm512_maskz_loadu_epi32(these, target + begin + i);
       if (_mm512_mask_cmpge_epu32_mask(these, u, limit)) [[unlikely]]
-        fail_end(target, 1, n, chosen.num_nodes());
-      const __m512i at = _mm512_maskz_srli_epi32(0xFFFF, u, 5);
-      const __m512i held = _mm512_mask_i32gather_epi32(none, these, at, bits, 4);
-      const __m512i bit = _mm512_maskz_sllv_epi32(0xFFFF, one, _mm512_and_si512(u, low));
-      const __mmask16 has = _mm512_test_epi32_mask(held, bit);
-      _mm512_storeu_si512(out + found, _mm512_maskz_compress_epi32(has, u));
+        fail_end(target, 1, n, num_nodes);
+      __mmask16 has;
+      const __m512i written = look.sixteen(u, these, &has);
+      _mm512_storeu_si512(out + found, _mm512_maskz_compress_epi32(has, written));
       found += std::popcount(static_cast<uint32_t>(has));
       word |= uint64_t{has} << i;
     }
@@ -157,6 +155,21 @@ struct EndsInside {
   }
   return found;
 }
+
+// Looks up a bit of each end.
+struct BitOfEach {
+  const Chosen* chosen;
+
+  [[gnu::target("avx512f,popcnt"), gnu::always_inline]] inline __m512i sixteen(
+      __m512i u, __mmask16 these, __mmask16* has) const {
+    const int* bits = reinterpret_cast<const int*>(chosen->bits());
+    const __m512i at = _mm512_maskz_srli_epi32(0xFFFF, u, 5);
+    const __m512i held = _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), these, at, bits, 4);
+    const __m512i low = _mm512_and_si512(u, _mm512_set1_epi32(31));
+    *has = _mm512_test_epi32_mask(held, _mm512_maskz_sllv_epi32(0xFFFF, _mm512_set1_epi32(1), low));
+    return u;
+  }
+};
 #endif
 
 template <typename T>
@@ -165,7 +178,7 @@ int64_t ends_inside(const T* target, int64_t stride, int64_t n, const Chosen& ch
 #if defined(__x86_64__) && defined(__GNUC__)
   if constexpr (std::is_same_v<T, int32_t>) {
     if (stride == 1 && has_avx512() && chosen.num_nodes() <= INT32_MAX) {
-      return ends_inside_sixteens(target, n, chosen, out, inside);
+      return ends_inside_sixteens(target, n, chosen.num_nodes(), BitOfEach{&chosen}, out, inside);
     }
   }
 #endif
@@ -209,40 +222,24 @@ class Ranges {
   int64_t num_nodes_;
 
 #if defined(__x86_64__) && defined(__GNUC__)
-  [[gnu::target("avx512f")]] static __m512i all(int64_t value) {
+  [[gnu::target("avx512f,popcnt"), gnu::always_inline]] static inline __m512i all(int64_t value) {
     return _mm512_set1_epi32(static_cast<int32_t>(value));
   }
 
  public:
-  // Writes the places of the ends of `n` edges that are in a range, in order, a bit for each edge
-  // to `inside`. Returns how many there are. Sixteen edges at a time.
-  [[gnu::target("avx512f,popcnt")]] int64_t places_inside(const int32_t* target, int64_t n,
-                                                          int32_t* out, uint64_t* inside) const {
-    const __m512i limit = _mm512_set1_epi32(static_cast<int32_t>(num_nodes_));
-    int64_t found = 0;
-    for (int64_t begin = 0; begin < n; begin += kBits) {
-      const int64_t size = std::min(kBits, n - begin);
-      uint64_t word = 0;
-      for (int64_t i = 0; i < size; i += 16) {
-        const auto these = static_cast<__mmask16>(size - i >= 16 ? 0xFFFF : (1u << (size - i)) - 1);
-        const __m512i u = _mm512_maskz_loadu_epi32(these, target + begin + i);
-        if (_mm512_mask_cmpge_epu32_mask(these, u, limit)) [[unlikely]]
-          fail_end(target, 1, n, num_nodes_);
-        __m512i place = u;
-        __mmask16 has = 0;
-        for (int r = 0; r < count_; ++r) {
-          const __m512i after = _mm512_maskz_sub_epi32(these, u, all(range_[r].begin));
-          const __mmask16 in = _mm512_mask_cmplt_epu32_mask(these, after, all(range_[r].size));
-          place = _mm512_mask_add_epi32(place, in, u, all(range_[r].by));
-          has = static_cast<__mmask16>(has | in);
-        }
-        _mm512_storeu_si512(out + found, _mm512_maskz_compress_epi32(has, place));
-        found += std::popcount(static_cast<uint32_t>(has));
-        word |= uint64_t{has} << i;
-      }
-      *inside++ = word;
+  // Compares sixteen ends with each range, and returns their places.
+  [[gnu::target("avx512f,popcnt"), gnu::always_inline]] inline __m512i sixteen(
+      __m512i u, __mmask16 these, __mmask16* has) const {
+    __m512i place = u;
+    __mmask16 inside = 0;
+    for (int r = 0; r < count_; ++r) {
+      const __m512i after = _mm512_maskz_sub_epi32(these, u, all(range_[r].begin));
+      const __mmask16 in = _mm512_mask_cmplt_epu32_mask(these, after, all(range_[r].size));
+      place = _mm512_mask_add_epi32(place, in, u, all(range_[r].by));
+      inside = static_cast<__mmask16>(inside | in);
     }
-    return found;
+    *has = inside;
+    return place;
   }
 #endif
 };
@@ -260,7 +257,7 @@ inline bool takes_ranges() {
 inline int64_t ends_inside(const int32_t* target, int64_t, int64_t n, const Ranges& ranges,
                            int32_t* out, uint64_t* inside) {
 #if defined(__x86_64__) && defined(__GNUC__)
-  return ranges.places_inside(target, n, out, inside);
+  return ends_inside_sixteens(target, n, ranges.num_nodes(), ranges, out, inside);
 #else
   (void)target, (void)n, (void)ranges, (void)out, (void)inside;
   fail("ranges are compared with AVX-512 alone");

@@ -1,4 +1,4 @@
-"""What every run does with its folder and its files, without measuring anything."""
+"""The folder and the files of every run, without measuring anything."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
@@ -19,6 +19,21 @@ from pyg_scale_migrate.pyg_distributed.feature_store import LocalFeatureStore
 from pyg_scale_migrate.pyg_distributed.graph_store import LocalGraphStore, checked_integer
 from pyg_scale_migrate.pyg_distributed.memory import directory_in_memory
 from pyg_scale_migrate.pyg_distributed.part import PartInfo
+
+
+@runtime_checkable
+class Context(Protocol):
+    """The place of a process in a group, as in the ``DistContext`` of PyG and of this package.
+
+    Attributes:
+        rank: Its rank.
+        world_size: Number of ranks.
+        group_name: Loaders of one group meet under this name.
+    """
+
+    rank: int
+    world_size: int
+    group_name: str
 
 
 def address_of(master_addr: str | None, master_port: int | str | None) -> tuple[str, int]:
@@ -77,7 +92,7 @@ def open_together(
     features: LocalFeatureStore,
     graph_store: LocalGraphStore,
     address: tuple[str, int],
-    context: Any,
+    context: Context,
     num_threads: int,
     timeout: float,
     time_attr: str | None,
@@ -103,7 +118,7 @@ def open_together(
         CommTimeoutError: If some ranks do not join in time; names them.
         GraphDirectoryError: If no rank has a part.
     """
-    if not all(hasattr(context, name) for name in ("rank", "world_size", "group_name")):
+    if not isinstance(context, Context):
         raise TypeError(
             f"current_ctx must be a DistContext of pyg_scale.distributed (got {context!r})"
         )
