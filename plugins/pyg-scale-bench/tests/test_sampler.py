@@ -138,29 +138,48 @@ def test_a_star_and_a_power_law() -> None:
     assert degree[120] == 20 and degree[100:120].tolist() == [1] * 20
 
 
-CLUSTER = """
+PEER = """
 import torch
 
-library = torch.library.Library("torch_cluster", "DEF")
+library = torch.library.Library("{}", "DEF")
 library.define("random_walk(Tensor p, Tensor c, Tensor s, int n, float p_, float q) -> Tensor")
 library.impl("random_walk", lambda p, c, s, n, p_, q: s[:, None].repeat(1, n + 1), "CPU")
 """
 
 
-@pytest.mark.skipif(find_spec("torch_cluster") is not None, reason="torch-cluster is installed")
-@pytest.mark.parametrize("text", [CLUSTER, "raise ImportError('another torch')"])
-def test_walks_beside_torch_cluster(
-    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("peer", "module", "ops", "installed"),
+    [
+        ("torch-cluster", "torch_cluster", "torch_cluster", find_spec("torch_cluster")),
+        ("pyg-lib", "pyg_lib", "pyg", find_spec("pyg_lib")),
+    ],
+)
+@pytest.mark.parametrize("text", [PEER, "raise ImportError('another torch')"])
+def test_walks_beside_others(
+    peer: str,
+    module: str,
+    ops: str,
+    installed: object,
+    text: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its ops are known once it was imported; if that fails, the table has the reason."""
-    (tmp_path / "torch_cluster.py").write_text(text)
+    """Their ops are known once they were imported; if that fails, the table has the reason."""
+    if installed:
+        pytest.skip(f"{peer} is installed")
+    (tmp_path / f"{module}.py").write_text(text.format(ops))
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "torch_cluster", raising=False)
-    found = tmp_path / "found.json"
+    found, page = tmp_path / "found.json", tmp_path / "found.md"
     arguments = ["sampler", "--quick", "--parts", "walks", "--json", str(found)]
-    assert command.main([*arguments, "--dir", str(tmp_path)]) == 0
-    uniform, weighted, second = json.loads(found.read_text())["walks"]["cases"][1::2]
-    assert weighted["error"] == "torch-cluster has no weights"
+    arguments += ["--report", str(page), "--dir", str(tmp_path)]
+    try:
+        assert command.main(arguments) == 0
+    finally:
+        sys.modules.pop(module, None)
+    cases = json.loads(found.read_text())["walks"]["cases"]
+    uniform, weighted, second = (case for case in cases if case["side"] == peer)
+    assert weighted["error"] == f"{peer} has no weights"
     for case in (uniform, second):
-        assert case["error"] == ("" if text == CLUSTER else "ImportError: another torch"), case
-        assert bool(case["rounds"]) == (text == CLUSTER)
+        assert case["error"] == ("" if text == PEER else "ImportError: another torch"), case
+        assert bool(case["rounds"]) == (text == PEER)
+    assert weighted["error"] in page.read_text()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, TypeVar
 
 import torch
 from tqdm import tqdm
@@ -27,6 +28,21 @@ class Case:
 
     side: str
     error: str = ""
+
+
+@dataclass(kw_only=True)
+class Turns(Case):
+    """A case, and what each round of it gave.
+
+    Attributes:
+        name: Its name in the tables.
+        run: Measures it once.
+        rounds: The results, the first of which only warms up.
+    """
+
+    name: str
+    run: Callable[[], dict[str, float]]
+    rounds: list[dict[str, float]] = field(default_factory=list)
 
 
 AnyCase = TypeVar("AnyCase", bound=Case)
@@ -55,6 +71,20 @@ def take_turns(
             for case in cases:
                 attempt(case, measure)
                 progress.update()
+
+
+def in_turns(cases: Sequence[Turns], rounds: int) -> list[dict[str, Any]]:
+    """The results of so many rounds and one to warm up, as they are kept in JSON."""
+    take_turns(cases, lambda case: case.rounds.append(case.run()), rounds + 1)
+    return [
+        {"name": case.name, "side": case.side, "error": case.error, "rounds": case.rounds[1:]}
+        for case in cases
+    ]
+
+
+def rate(case: Mapping[str, Any], count: str) -> float:
+    """The median over rounds of a count per second, of a result of :func:`in_turns`."""
+    return median(each[count] / each["seconds"] for each in case["rounds"])
 
 
 def attempt(case: AnyCase, measure: Callable[[AnyCase], object]) -> None:

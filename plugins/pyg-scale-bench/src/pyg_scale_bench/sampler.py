@@ -10,7 +10,7 @@ Every part measures its cases in turns, so that a slow minute affects all alike:
   after equal time;
 * ``disk``: LABOR with independent and with dependent batches, behind a cache of the features;
 * ``cost``: batches of equal cost on a star and a power law;
-* ``walks``: steps of random walks, beside torch-cluster where it is installed.
+* ``walks``: steps of random walks, beside torch-cluster and pyg-lib where they are installed.
 """
 
 from __future__ import annotations
@@ -18,13 +18,10 @@ from __future__ import annotations
 import argparse
 import copy
 import gc
-import importlib
-import importlib.util
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from statistics import median
@@ -39,18 +36,18 @@ import pyg_scale
 from pyg_scale import loader as ours
 from pyg_scale.loader import Budget, ClusterData, NeighborLoader
 from pyg_scale.ops import memory
-from pyg_scale.sampler import FastGCN, Labor, Ladies, random_walk
+from pyg_scale.sampler import FastGCN, Labor, Ladies
 from pyg_scale.store import Disk
-from pyg_scale_bench import graphs, peers, sampler_training
+from pyg_scale_bench import graphs, peers, sampler_training, sampler_walks
 from pyg_scale_bench.benchmark import FOLDER, Benchmark, Option, names_of
 from pyg_scale_bench.chart import Bar, Panel
 from pyg_scale_bench.report import GB, Report, Table
 from pyg_scale_bench.rounds import (
     OURS,
     PYG,
-    Case,
-    in_one_line,
-    take_turns,
+    Turns,
+    in_turns,
+    rate,
     threads_of_torch,
 )
 
@@ -58,21 +55,6 @@ PARTS = ("batches", "subgraphs", "training", "disk", "cost", "walks")
 _SEED = 0
 _WALK, _ROOTS, _DEPTH, _NEIGHBORS = 2, 6_000, 2, 10  # as the papers of GraphSAINT and ShaDow
 _BASE = "neighbours"
-
-
-@dataclass(kw_only=True)
-class _Turns(Case):
-    """A case, and what each round of it gave.
-
-    Attributes:
-        name: Its name in the tables.
-        run: Measures it once.
-        rounds: The results, the first of which only warms up.
-    """
-
-    name: str
-    run: Callable[[], dict[str, float]]
-    rounds: list[dict[str, float]] = field(default_factory=list)
 
 
 def measure(args: argparse.Namespace, found: dict[str, Any]) -> None:
@@ -89,7 +71,7 @@ def measure(args: argparse.Namespace, found: dict[str, Any]) -> None:
         "training": sampler_training.measure,
         "disk": _disk,
         "cost": _cost,
-        "walks": _walks,
+        "walks": sampler_walks.measure,
     }
     with threads_of_torch(args.threads):
         for name in args.parts:
@@ -102,14 +84,6 @@ def measure(args: argparse.Namespace, found: dict[str, Any]) -> None:
 def _features_alone(nodes: int, edges: int, features: int) -> Data:
     data = graphs.cached(None, nodes, edges, features)
     return Data(x=data.x, edge_index=data.edge_index)
-
-
-def _in_turns(cases: Sequence[_Turns], rounds: int) -> list[dict[str, Any]]:
-    take_turns(cases, lambda case: case.rounds.append(case.run()), rounds + 1)
-    return [
-        {"name": case.name, "side": case.side, "error": case.error, "rounds": case.rounds[1:]}
-        for case in cases
-    ]
 
 
 # Batches ##################################################################################
@@ -134,8 +108,8 @@ def _batches(args: argparse.Namespace, large: Callable[[], Data]) -> list[dict[s
         few = max(1, args.batches // 5) if isinstance(one, Ladies) else args.batches
         nodes = seeds[: few * args.batch_size]
         loader = NeighborLoader(data, numbers, nodes, neighbor_sampler=one, **common)
-        cases.append(_Turns(side=OURS, name=name, run=partial(_epoch, loader)))
-    return _in_turns(cases, args.rounds)
+        cases.append(Turns(side=OURS, name=name, run=partial(_epoch, loader)))
+    return in_turns(cases, args.rounds)
 
 
 def _epoch(loader: Any) -> dict[str, float]:
@@ -188,12 +162,12 @@ def _subgraphs(args: argparse.Namespace, _: Callable[[], Data]) -> dict[str, Any
             named = f"{name}, {workers} worker{'s' * (workers > 1)}" if workers else name
             own = partial(_epoch_and_copies, made(ours, own_graph, **how), data.x)
             theirs = _of_pyg(partial(made, pyg, their_graph, **how), name in needs_sparse)
-            peer = _Turns(side=PYG, name=named, run=theirs)
+            peer = Turns(side=PYG, name=named, run=theirs)
             if args.without_pyg:
                 peer.error = "left out"
             elif name in needs_sparse and "torch-sparse" not in working:
                 peer.error = "torch-sparse does not work here"
-            cases += _in_turns([_Turns(side=OURS, name=named, run=own), peer], args.rounds)
+            cases += in_turns([Turns(side=OURS, name=named, run=own), peer], args.rounds)
             del own, theirs, peer
             gc.collect()  # ends PyG's workers, before others are forked
     reasons = [] if args.without_pyg else peers.backends()
@@ -316,67 +290,7 @@ def _max_over_mean(loader: Any) -> float:
 # Walks ####################################################################################
 
 
-def _walks(args: argparse.Namespace, large: Callable[[], Data]) -> dict[str, Any]:
-    edges = large().edge_index
-    start = graphs.seeds(args.nodes, args.walks)
-    weight = torch.rand(edges.size(1), generator=torch.Generator().manual_seed(_SEED))
-    kinds: dict[str, dict[str, Any]] = {
-        "uniform": {},
-        "weighted": {"weight": weight},
-        "node2vec, p=0.5, q=2": {"p": 0.5, "q": 2.0},
-    }
-    why = _missing_cluster(args)
-    cases = []
-    for name, kind in kinds.items():
-        options = {"seed": _SEED, "num_nodes": args.nodes, **kind}
-        walk = partial(random_walk, edges, start, args.walk_length, **options)
-        cases.append(_Turns(side=OURS, name=name, run=partial(_steps, walk, start, args)))
-        peer = _Turns(side=PYG, name=name, run=dict, error=why)
-        if name == "weighted":
-            peer.error = "torch-cluster has no weights"
-        elif not why:
-            theirs = _of_cluster(edges, start, args, **kind)
-            peer.run = partial(_steps, theirs, start, args)
-        cases.append(peer)
-    return {"cases": _in_turns(cases, args.rounds)}
-
-
-def _missing_cluster(args: argparse.Namespace) -> str:
-    if args.without_pyg:
-        return "left out"
-    if importlib.util.find_spec("torch_cluster") is None:
-        return "torch-cluster is not installed"
-    try:
-        importlib.import_module("torch_cluster")  # which makes its ops known to torch
-    except Exception as error:
-        return in_one_line(error)
-    return ""
-
-
-def _of_cluster(
-    edges: Tensor, start: Tensor, args: argparse.Namespace, p: float = 1.0, q: float = 1.0
-) -> Callable[[], Any]:
-    """Walks of torch-cluster on edges that were grouped before, as ours are."""
-    row = edges[0].argsort(stable=True)
-    source, target = edges[0][row], edges[1][row]
-    indptr = torch.zeros(args.nodes + 1, dtype=torch.int64)
-    indptr[1:] = torch.bincount(source, minlength=args.nodes).cumsum(0)
-    op = torch.ops.torch_cluster.random_walk
-    return lambda: op(indptr, target, start, args.walk_length, p, q)
-
-
-def _steps(walk: Callable[[], Any], start: Tensor, args: argparse.Namespace) -> dict[str, float]:
-    begin = time.perf_counter()
-    walk()
-    return {"seconds": time.perf_counter() - begin, "steps": start.numel() * args.walk_length}
-
-
 # Report ###################################################################################
-
-
-def rate(case: Mapping[str, Any], count: str) -> float:
-    """The median over rounds of a count per second."""
-    return median(each[count] / each["seconds"] for each in case["rounds"])
 
 
 def _per_batch(case: Mapping[str, Any], count: str) -> float:
@@ -420,7 +334,7 @@ def report(found: Mapping[str, Any]) -> Report:
         "training": sampler_training.report,
         "disk": _report_disk,
         "cost": _report_cost,
-        "walks": _report_walks,
+        "walks": sampler_walks.report,
     }
     for name in PARTS:
         if name in found:
@@ -519,21 +433,6 @@ def _report_cost(part: Any, lines: list[str]) -> tuple[Table, list[Panel]]:
     ]
 
 
-def _report_walks(part: Any, lines: list[str]) -> tuple[Table, list[Panel]]:
-    cases, rows, bars = part["cases"], [], []
-    for own, peer in zip(cases[::2], cases[1::2]):
-        speed = rate(own, "steps") / 1e6
-        cells = [peer["error"], ""]
-        bars.append(Bar(own["name"], speed))
-        if not peer["error"]:
-            theirs = rate(peer, "steps") / 1e6
-            cells = [f"{theirs:.2f}", f"{speed / theirs:.1f}"]
-            bars.append(Bar(own["name"], theirs, PYG))
-        rows.append([own["name"], f"{speed:.2f}", *cells])
-    header = ["walks", "M steps/s", "torch-cluster's", "times torch-cluster's"]
-    return Table(header, rows, "Walks", align="lr"), [Panel("Steps of walks", bars, "M steps/s")]
-
-
 def _wrong(args: argparse.Namespace) -> str | None:
     if not 0 < args.cache <= 1:
         return "--cache must be a share, above 0, at most 1"
@@ -579,18 +478,15 @@ BENCHMARK = Benchmark(
             "disk_batch_size": Option(256, "seeds", least=1),
             "disk_batches": Option(48, least=2),
         },
-        "walks": {
-            "walks": Option(40_000, least=1),
-            "walk_length": Option(20, least=1),
-        },
+        "walks": sampler_walks.OPTIONS,
     },
     measure,
     report,
     {
         "nodes": 4_000, "edges": 60_000, "features": 16, "small_nodes": 2_000,
         "small_edges": 20_000, "cost_nodes": 1_500, "layer_nodes": 256, "batch_size": 64,
-        "batches": 2, "rounds": 1, "disk_batch_size": 16, "disk_batches": 8, "walks": 500,
-        **sampler_training.QUICK,
+        "batches": 2, "rounds": 1, "disk_batch_size": 16, "disk_batches": 8,
+        **sampler_training.QUICK, **sampler_walks.QUICK,
     },
     _wrong,
 )  # fmt: skip
