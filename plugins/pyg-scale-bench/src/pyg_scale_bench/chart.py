@@ -15,6 +15,7 @@ _COLORS = {
     "train": "#5aa469",
     "full graph": "#1b5e96",
     "batches": "#4a90c9",
+    "pyg-lib": "#858585",
 }
 _OTHERS = "#b9b9b9"
 _KEY: dict[str, Any] = {

@@ -78,7 +78,7 @@ def _missing(name: str, args: argparse.Namespace) -> str:
 
 
 def _grouped(edges: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
-    """Where the edges of each source begin, and their destinations: what the others take."""
+    """Beginnings ``[nodes + 1]`` of the edges of each source, and their destinations."""
     order = edges[0].argsort(stable=True)
     indptr = torch.zeros(nodes + 1, dtype=torch.int64)
     indptr[1:] = torch.bincount(edges[0], minlength=nodes).cumsum(0)
