@@ -25,7 +25,7 @@ help:
 	@echo "make lint    the linters alone        make format   mend what they can"
 	@echo "make docs    the documentation site, in build/docs"
 	@echo "make kernels compile csrc/            make wheel    a wheel that holds what it compiles to"
-	@echo "make peers   torch-scatter and torch-sparse from source, to compare with: 20 minutes"
+	@echo "make peers   torch-sparse and torch-cluster from source, to compare with: half an hour"
 	@echo "make pyg-suite PYG=/path/to/pytorch_geometric    PyG's own tests of loaders and layers, on ours"
 	@echo "make bench   the numbers of docs/benchmarks/"
 	@echo "make gpu     build, check and measure on a GPU, with the python3 that is there, into GPU_OUT;"
@@ -150,9 +150,9 @@ wheel: $(VENV)/.test
 	@ls dist/*abi3*.whl
 
 peers: $(VENV)/.test
-	@echo "compiling torch-scatter and torch-sparse from source: this takes 20 minutes on two cores"
+	@echo "compiling torch-sparse and torch-cluster from source: this takes half an hour on two cores"
 	$(INSTALL) setuptools wheel
-	$(INSTALL) --no-build-isolation torch-scatter torch-sparse
+	$(INSTALL) --no-build-isolation torch-scatter torch-sparse torch-cluster
 
 bench: $(VENV)/.bench kernels
 	$(BIN)/pyg-scale bench loader --options --json docs/benchmarks/loader.json \
