@@ -251,6 +251,16 @@ def test_read_a_homogeneous_archive(tmp_path: Path) -> None:
     assert read_npz(tmp_path / "g.npz", torch.int32).edge_index.dtype == torch.int32
 
 
+def test_arrays_in_column_order_become_rows(tmp_path: Path) -> None:
+    """pyg-lib sorts edges for PyG's loaders, and refuses a strided row of them."""
+    edges = np.asfortranarray([[0, 1, 2], [1, 2, 0]])
+    np.savez(tmp_path / "g.npz", edge_index=edges, num_nodes=3)
+    np.savez(tmp_path / "h.npz", a__a=edges, num_a=3)
+    for found in (read_npz(tmp_path / "g.npz"), read_npz(tmp_path / "h.npz")["a", "to", "a"]):
+        assert found.edge_index.is_contiguous()
+        assert found.edge_index.tolist() == edges.tolist()
+
+
 def test_the_number_of_nodes_of_an_archive(tmp_path: Path) -> None:
     edges = np.array([[0], [1]])
     sparse = {

@@ -96,7 +96,8 @@ def read_npz(
         raise FileNotFoundError(f"there is no file {str(path)!r}")
     try:
         with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
+            # In rows, as data sets of PyG are: pyg-lib refuses others.
+            arrays = {name: np.asarray(archive[name], order="C") for name in archive.files}
     except Exception as error:  # headers are parsed as Python, which fails in many ways
         raise ValueError(f"{str(path)!r} is no plain NumPy .npz archive: {error}") from error
     if "edge_index" in arrays:

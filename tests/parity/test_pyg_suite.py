@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch_geometric.typing import WITH_PYG_LIB
 
 from tests import preloaded
 from tests.parity import pyg_examples
@@ -118,6 +119,7 @@ def test_runs_what_needs_no_package(tmp_path: Path) -> None:
     assert "2 passed, 1 skipped" in out, out
 
 
+@pytest.mark.skipif(WITH_PYG_LIB, reason="pyg-lib is installed, and compat leaves it alone")
 def test_runs_a_script_with_another_import(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
