@@ -63,7 +63,7 @@ class _Influence(SubgraphLoader):
         one_of("batch_order", batch_order, ("rand", "sample", "order"))
         if one_of("return_edge_index_type", return_edge_index_type, ("edge_index", "adj")) == "adj":
             raise NotImplementedError(
-                "return_edge_index_type='adj' makes SparseTensors, which need torch-sparse: take "
+                "return_edge_index_type='adj' is not written, batches have an edge_index: take "
                 "'edge_index', and T.ToSparseTensor() on batches"
             )
         for other in ("shuffle", "sampler", "batch_sampler"):

@@ -80,7 +80,8 @@ def edges_of_sparse(adj_t: Any, num_src: int) -> tuple[Adjacency, Tensor | None]
         if value is not None and value.requires_grad:
             raise NotFused("sparse matrix that requires grad")
         make = lambda: Adjacency(indptr.detach(), indices.detach(), num_src)  # noqa: E731
-        return _kept(indices, ("csr", num_src), make), value
+        # Matrices with other rows may share their columns: `sparse_resize` makes such ones.
+        return _kept(indices, ("csr", num_src), make, of=indptr), value
     if adj_t.requires_grad:
         raise NotFused("sparse matrix that requires grad")
 
@@ -107,26 +108,17 @@ def derived(graph: Adjacency, name: Hashable, make: Callable[[], T], of: Tensor 
         return make()
     if of is not None and (of.requires_grad or of.is_inference()):
         return make()
-    kept = _of_adjacency.setdefault(graph, {})
-    entry = kept.get(name)
-    if entry is not None and (
-        of is None or (entry[0] is not None and entry[0]() is of and entry[1] == of._version)
-    ):
-        return entry[2]
-    with torch.inference_mode(False):  # a backward pass may need the result later
-        made = make()
-    stamp = (None, 0) if of is None else (weakref.ref(of), of._version)
-    kept[name] = (*stamp, made)
-    return made
+    return _made_once(_of_adjacency.setdefault(graph, {}), name, make, of)
 
 
 def _flipped(edge_index: Tensor) -> Tensor:
     return _kept(edge_index, "flipped", lambda: edge_index.detach().flip(0))
 
 
-def _kept(tensor: Tensor, name: Hashable, make: Callable[[], T]) -> T:
-    """The object made earlier of this tensor, if it was not changed in place since."""
-    if recording() or tensor.is_inference():  # its changes cannot be detected
+def _kept(tensor: Tensor, name: Hashable, make: Callable[[], T], of: Tensor | None = None) -> T:
+    """The object made earlier of these tensors, if they were not changed in place since."""
+    hidden = tensor.is_inference() or (of is not None and of.is_inference())
+    if recording() or hidden:  # their changes cannot be detected
         return make()
     key = id(tensor)
     entry = _of_tensor.get(key)
@@ -138,8 +130,17 @@ def _kept(tensor: Tensor, name: Hashable, make: Callable[[], T]) -> T:
                 _of_tensor.pop(key, None)
 
         entry = _of_tensor[key] = (weakref.ref(tensor, forget), tensor._version, {})
-    kept = entry[2]
-    if name not in kept:
-        with torch.inference_mode(False):  # as in `derived`
-            kept[name] = make()
-    return kept[name]
+    return _made_once(entry[2], name, make, of)
+
+
+def _made_once(
+    kept: dict[Hashable, Any], name: Hashable, make: Callable[[], T], of: Tensor | None
+) -> T:
+    """The object of this name, made again for another ``of``, or after a change of it."""
+    entry = kept.get(name)
+    if entry is None or (of is not None and (entry[0]() is not of or entry[1] != of._version)):
+        with torch.inference_mode(False):  # a backward pass may need the result later
+            made = make()
+        stamp = (lambda: None, 0) if of is None else (weakref.ref(of), of._version)
+        entry = kept[name] = (*stamp, made)
+    return entry[2]

@@ -267,7 +267,7 @@ def _chosen(
     # One edge from the first source follows the last one, for rows without edges.
     place = torch.where(arg < 0, indices.numel(), indptr[:-1].unsqueeze(-1) + arg)
     src = torch.cat([indices, indices.new_zeros(1)]).to(torch.int64)
-    source = x if x.size(0) else x.new_zeros(1, x.size(1))
+    source = x if x.size(0) else torch.cat([x, x.new_zeros(1, x.size(1))])  # still a function of x
     values = source.gather(0, src[place])
     if weight is not None:
         by_position = weight if edge_id is None else weight.index_select(0, edge_id)

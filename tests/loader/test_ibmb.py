@@ -223,7 +223,7 @@ NO_LABELS = Data(edge_index=DATA.edge_index, num_nodes=300)
         (DIRECTED, {"input_nodes": torch.tensor([0])}, ValueError, "both directions"),
         (NO_LABELS, {"batch_order": "order"}, ValueError, "no y"),
         (DATA, {"batch_order": "random"}, ValueError, "batch_order"),
-        (DATA, {"return_edge_index_type": "adj"}, NotImplementedError, "torch-sparse"),
+        (DATA, {"return_edge_index_type": "adj"}, NotImplementedError, "ToSparseTensor"),
         (DATA, {"shuffle": True}, ValueError, "shuffle"),
         (DATA, {"input_nodes": torch.tensor([300])}, IndexError, "300"),
         (DATA, {"input_nodes": NODES[:0]}, ValueError, "no nodes"),

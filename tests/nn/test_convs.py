@@ -387,5 +387,35 @@ def test_sparse_tensors_of_torch_sparse(x, edge_index, weight):
     assert distance(ours(x, Standin(adj_t)), theirs(x, edges)) < 1e-12
 
 
+class Shared(Standin):
+    """A matrix in compressed rows that may have its columns in common with another one."""
+
+    def __init__(self, indptr, indices, shape):
+        self.parts, self.shape = (indptr, indices, None), shape
+
+    def size(self, dim):
+        return self.shape[dim]
+
+    def csr(self):
+        return self.parts
+
+
+@pytest.mark.parametrize("cls", [SAGEConv, GraphConv])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_matrices_that_share_their_columns(cls, in_place, x, fused_at_any_size):
+    """As those of ``sparse_resize``; a change of the rows in place is seen as well."""
+    indices = torch.tensor([0, 1, 1, 2])
+    indptr = torch.tensor([0, 2, 3, 4])
+    rows = [torch.tensor([0, 0, 1, 2]), torch.tensor([0, 1, 2, 2])]
+    theirs, ours = pair(cls, lambda cls: cls(6, 4))
+    for row, other in zip(rows, (indptr, torch.tensor([0, 1, 2, 4])), strict=True):
+        first = Shared(indptr.copy_(other) if in_place else other, indices, (3, 3))
+        edges = torch.stack([indices, row])
+        assert distance(ours(x[:3], first), theirs(x[:3], edges)) < 1e-12
+    more = Shared(torch.tensor([0, 1, 2, 4, 4]), indices, (4, 3))
+    expected = theirs((x[:3], x[:4]), edges)
+    assert distance(ours((x[:3], x[:4]), more), expected) < 1e-12
+
+
 def _rows(adj_t):
     return torch.arange(NUM).repeat_interleave(adj_t.crow_indices().diff())

@@ -58,6 +58,23 @@ def test_they_are_those_of_pyg(name):
         assert distance(mine, right, floor) < 1e-10
 
 
+@pytest.mark.parametrize("aggr", ["max", "min"])
+@pytest.mark.parametrize("layer", [torch_geometric.nn.SAGEConv, torch_geometric.nn.GraphConv])
+def test_extremes_of_no_sources(layer, aggr, fused_at_any_size):
+    """The result does not depend on them, yet their gradients are zeros, as PyG's are."""
+    edge_index = torch.empty(2, 0, dtype=torch.int64)
+    x, root = torch.empty(0, 8), torch.randn(5, 8, generator=torch.Generator().manual_seed(1))
+    x, root = x.double().requires_grad_(), root.double().requires_grad_()
+    conv, found = layer((8, 8), 4, aggr=aggr).double(), []
+    for _ in range(2):
+        out = conv((x, root), edge_index).sin().sum()
+        first = torch.autograd.grad(out, [x, root], create_graph=True)
+        assert first[0].shape == (0, 8)
+        found.append(torch.autograd.grad(first[1].pow(2).sum(), root)[0])
+        accelerate(conv)
+    assert distance(found[1], found[0]) < 1e-12
+
+
 MANY = {
     "sage": lambda: torch_geometric.nn.SAGEConv(8, 2),
     "graph": lambda: torch_geometric.nn.GraphConv(8, 2),
