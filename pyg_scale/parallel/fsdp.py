@@ -33,7 +33,7 @@ class FSDP(Parallel):
 
     Exact, as with :class:`~pyg_scale.parallel.ddp.DDP`: layers that look at a whole batch see that
     of one rank. Every layer that follows edges is gathered when it is computed, and the rest of the
-    model once.
+    model once, with layers that share parameters with other modules.
 
     Args:
         find_unused_parameters: Must be ``True`` if some parameters may get no gradient in some
@@ -123,9 +123,9 @@ class ShardedModule(MeanModule):
             module.register_forward_hook(self._note_names)
         self._find_unused = find_unused
         with peers.explained():
-            for layer in module.modules():
+            for layer in reversed(list(module.modules())):  # what is within a layer comes first
                 alone = isinstance(layer, MessagePassing) and layer is not module
-                if alone and not find_unused and list(layer.parameters()):
+                if alone and not find_unused and _has_its_own(layer, module):
                     fully_shard(layer, mesh=mesh, **options)
             sharded = fully_shard(module, mesh=mesh, **options)
         for layer in module.modules():
@@ -368,6 +368,19 @@ def _sums_of(module: nn.Module, shards: Mapping[str, nn.Parameter]) -> dict[str,
                 for each in [] if group is None else group.fsdp_params:
                     found[id(each.sharded_param)] = _Sum(each)
     return {name: found[id(parameter)] for name, parameter in shards.items()}
+
+
+def _has_its_own(layer: nn.Module, module: nn.Module) -> bool:
+    """True if a layer has parameters, and no other part of a module has one of them."""
+    own, seen, left = set(layer.parameters()), {layer}, [module]
+    while left:
+        part = left.pop()
+        if part not in seen:
+            seen.add(part)
+            if not own.isdisjoint(part.parameters(recurse=False)):
+                return False
+            left.extend(part.children())
+    return bool(own)
 
 
 def _local(grad: Any) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 import torch_geometric.nn as pyg
-from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
@@ -401,3 +401,74 @@ def run_out(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_model_may_run_out_of_batches(ranks: WaitingProcesses, kind: str) -> None:
     ranks.run(run_out, kind, world_size=2)
+
+
+class Outer(pyg.MessagePassing):
+    """A layer in a layer."""
+
+    def __init__(self) -> None:
+        super().__init__(aggr="sum")
+        self.lin = torch.nn.Linear(CHANNELS, CHANNELS)
+        self.inner = pyg.GCNConv(CHANNELS, CHANNELS)
+
+    def forward(self, x: Any, edge_index: Any) -> Any:
+        return self.propagate(edge_index, x=self.lin(self.inner(x, edge_index)))
+
+
+class Tied(torch.nn.Module):
+    """Layers of which some share a parameter, with each other or with what is outside or within."""
+
+    def __init__(self, tie: str) -> None:
+        super().__init__()
+        self.emb = torch.nn.Linear(CHANNELS, CHANNELS)
+        self.convs = torch.nn.ModuleList(pyg.SAGEConv(CHANNELS, CHANNELS) for _ in range(3))
+        self.last = torch.nn.Linear(CHANNELS, 1)
+        first, second, _ = self.convs
+        if tie == "layers":
+            second.lin_l.weight = first.lin_l.weight
+        elif tie == "outside":
+            self.emb.weight = first.lin_r.weight
+        elif tie == "module":
+            second.lin_r = first.lin_r
+        else:
+            self.convs[0] = Outer()
+            if tie == "within":
+                self.convs[0].lin.weight = self.convs[0].inner.lin.weight
+
+    def forward(self, x: Any, edge_index: Any) -> Any:
+        x = self.emb(x)
+        for conv in self.convs:
+            x = conv(x, edge_index).tanh()
+        return self.last(x)
+
+
+def tied(tie: str, options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    plain = Tied(tie).double()
+    model = parallel.wrap(copy.deepcopy(plain), "fsdp", **options)
+    keys = list(plain.state_dict())
+    assert isinstance(model.module.convs[2], FSDPModule), "shares nothing"
+    rank, size = dist.get_rank(), dist.get_world_size()
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, plain)]
+    for step in range(2):
+        optimizers[0].zero_grad()
+        model.backward(squares(model, step + rank), 1 + rank)
+        optimizers[1].zero_grad()
+        total = sum(range(1, size + 1))
+        for other in range(size):
+            ((1 + other) / total * squares(plain, step + other)).backward()
+        assert_gradients(model.module, plain)
+        for each in optimizers:
+            each.step()
+    assert list(model.state_dict()) == list(model.module.state_dict()) == keys
+
+
+@pytest.mark.parametrize("tie", ["layers", "outside", "module", "none", "within"])
+def test_layers_may_share_parameters(ranks: WaitingProcesses, tie: str) -> None:
+    for options in ({}, {"reshard_after_forward": True}):
+        ranks.run(tied, tie, options, world_size=2)
+
+
+def test_layers_that_share_parameters_are_sharded_and_copied() -> None:
+    with WaitingProcesses(2, limit=120.0) as ranks:  # all have met in no other group
+        ranks.run(tied, "layers", {"shards": 1})
