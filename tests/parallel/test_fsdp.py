@@ -15,6 +15,7 @@ import torch_geometric.nn as pyg
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
+from torch_geometric.nn.models.tgn import IdentityMessage, LastAggregator, TGNMemory
 
 from pyg_scale import parallel
 from pyg_scale.parallel.fsdp import FSDP
@@ -472,3 +473,74 @@ def test_layers_may_share_parameters(ranks: WaitingProcesses, tie: str) -> None:
 def test_layers_that_share_parameters_are_sharded_and_copied() -> None:
     with WaitingProcesses(2, limit=120.0) as ranks:  # all have met in no other group
         ranks.run(tied, "layers", {"shards": 1})
+
+
+class Remembering(torch.nn.Module):
+    """Has a memory, as in PyG's example of TGN."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        message = IdentityMessage(3, 4, 4)
+        self.memory = TGNMemory(10, 3, 4, 4, message, LastAggregator())
+        self.conv, self.last = pyg.TransformerConv(4, 4), torch.nn.Linear(4, 1)
+
+    def forward(self, n_id: Any, edge_index: Any) -> Any:
+        return self.last(self.conv(self.memory(n_id)[0], edge_index))
+
+
+def events(method: str, options: dict[str, Any], late: bool) -> Any:
+    """Train, evaluate and train again; the same events on all ranks, with other seeds.
+
+    Args:
+        method: ``"fsdp"`` or ``"ddp"``.
+        options: Of the method.
+        late: Update the memory after the step, and not before the backward pass.
+    """
+    torch.manual_seed(0)
+    plain = Remembering().double()
+    plain.memory.reset_state()  # its messages have the dtype, too
+    model = parallel.wrap(plain, method, **options)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    memory, out = model.module.memory, []
+    n_id = torch.arange(10)
+    model.eval()  # also before the first forward
+    for mode in (True, False, True):
+        model.train(mode)
+        for step in range(3):
+            generator = torch.Generator().manual_seed(10 * step + mode)
+            src, dst = torch.randint(10, (2, 6), generator=generator)
+            t = torch.arange(6) + 6 * step
+            msg = torch.rand(6, 3, generator=generator, dtype=torch.float64)
+            optimizer.zero_grad()
+            with torch.set_grad_enabled(mode):
+                found = model(n_id, torch.stack([src, dst]))
+                out.append(found.detach())
+                if not (late and mode):
+                    memory.update_state(src, dst, t, msg)
+            if mode:
+                seeds = 1 + dist.get_rank()
+                model.backward(found[:seeds].square().mean(), seeds)
+                optimizer.step()
+            if late and mode:
+                memory.update_state(src, dst, t, msg)
+            memory.detach()
+    with torch.no_grad():
+        memory.eval()  # on its own
+    parameters = [getattr(p, "full_tensor", lambda p=p: p)() for p in model.parameters()]
+    return [each.detach() for each in [*out, *parameters, memory.memory]]
+
+
+@pytest.mark.parametrize(
+    ("options", "late"),
+    [({}, False), ({"reshard_after_forward": True}, False), ({}, True)],
+    ids=["usual", "reshards", "late"],
+)
+def test_a_memory_is_that_of_ddp(
+    ranks: WaitingProcesses, options: dict[str, Any], late: bool
+) -> None:
+    (found, _), (expected, _) = (
+        ranks.run(events, method, given, late, world_size=2)
+        for method, given in (("fsdp", options), ("ddp", {}))
+    )
+    for each, other in zip(found, expected, strict=True):
+        assert float((each - other).abs().max()) <= 1e-12
