@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from pyg_scale.graph.topology import NodeType
+from pyg_scale.parallel.base import RankState
 from pyg_scale.parallel.peers import Peers
 from pyg_scale.parallel.shard import Halo
 
@@ -83,6 +84,9 @@ class Wire:
 
     def __init__(self, peers: Peers) -> None:
         self.peers = peers
+
+    def begin(self, step: int) -> None:
+        """Called before every forward in training, with the number of the step."""
 
     def start(
         self, tensors: Sequence[Tensor], num_received: list[int], num_sent: list[int], later: bool
@@ -176,6 +180,11 @@ class HaloExchange:
         self.halos, self.peers = halos, peers
         self._all = {node_type: Rows.all_of(halo) for node_type, halo in halos.items()}
         self._wire = Wire(peers)
+
+    @property
+    def rank_state(self) -> RankState | None:
+        """See :class:`~pyg_scale.parallel.base.HasRankState`: what a later step depends on."""
+        return None
 
     def begin(self, training: bool) -> None:
         """Called before every forward of the model, on all ranks."""

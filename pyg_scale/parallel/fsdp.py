@@ -20,6 +20,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 from torch_geometric.nn.conv import MessagePassing
+from torch_geometric.nn.models.tgn import TGNMemory
 
 from pyg_scale.parallel.base import Parallel, differentiate, differentiating, nodes_before
 from pyg_scale.parallel.calls import bound_to, by_parameter, described_by, smallest_like
@@ -33,7 +34,7 @@ class FSDP(Parallel):
 
     Exact, as with :class:`~pyg_scale.parallel.ddp.DDP`: layers that look at a whole batch see that
     of one rank. Every layer that follows edges is gathered when it is computed, and the rest of the
-    model once.
+    model once, with layers that share parameters with other modules.
 
     Args:
         find_unused_parameters: Must be ``True`` if some parameters may get no gradient in some
@@ -123,9 +124,9 @@ class ShardedModule(MeanModule):
             module.register_forward_hook(self._note_names)
         self._find_unused = find_unused
         with peers.explained():
-            for layer in module.modules():
+            for layer in reversed(list(module.modules())):  # what is within a layer comes first
                 alone = isinstance(layer, MessagePassing) and layer is not module
-                if alone and not find_unused and list(layer.parameters()):
+                if alone and not find_unused and _has_its_own(layer, module):
                     fully_shard(layer, mesh=mesh, **options)
             sharded = fully_shard(module, mesh=mesh, **options)
         for layer in module.modules():
@@ -133,6 +134,8 @@ class ShardedModule(MeanModule):
                 layer.set_gradient_divide_factor(1.0)
                 layer.set_force_sum_reduction_for_comms(True)
                 layer.set_reduce_scatter_unused_params(find_unused)
+            if isinstance(layer, TGNMemory):
+                self._gather_for(layer, module)
         self.module: Any = sharded
         # Between a forward and a backward the module has other parameters, which are whole.
         self._shards = dict(module.named_parameters())
@@ -140,6 +143,33 @@ class ShardedModule(MeanModule):
         self._marks: dict[str, int] = {}
         self._used: set[str] = set()
         self._joins = False
+
+    def _gather_for(self, memory: Any, module: nn.Module) -> None:
+        """Have the parameters of a memory whole when it is updated.
+
+        PyG updates it in ``eval()`` and ``update_state``, too, where torch gathers nothing.
+        """
+        update, within = memory._update_memory, set(memory.modules())
+        holders = [
+            layer
+            for layer in module.modules()
+            if isinstance(layer, FSDPModule) and (layer in within or memory in layer.modules())
+        ]
+
+        def updated(n_id: Tensor) -> None:
+            if not any(isinstance(each, DTensor) for each in memory.parameters()):
+                update(n_id)
+                return
+            with self.peers.announced(), self.peers.explained():
+                for layer in holders:
+                    layer.unshard()
+                try:
+                    update(n_id)
+                finally:
+                    for layer in holders:
+                        layer.reshard()
+
+        memory._update_memory = updated
 
     def _note_names(self, module: nn.Module, inputs: Any, out: Any) -> None:
         self._names = {id(parameter): name for name, parameter in module.named_parameters()}
@@ -368,6 +398,19 @@ def _sums_of(module: nn.Module, shards: Mapping[str, nn.Parameter]) -> dict[str,
                 for each in [] if group is None else group.fsdp_params:
                     found[id(each.sharded_param)] = _Sum(each)
     return {name: found[id(parameter)] for name, parameter in shards.items()}
+
+
+def _has_its_own(layer: nn.Module, module: nn.Module) -> bool:
+    """True if a layer has parameters, and no other part of a module has one of them."""
+    own, seen, left = set(layer.parameters()), {layer}, [module]
+    while left:
+        part = left.pop()
+        if part not in seen:
+            seen.add(part)
+            if not own.isdisjoint(part.parameters(recurse=False)):
+                return False
+            left.extend(part.children())
+    return bool(own)
 
 
 def _local(grad: Any) -> Tensor:

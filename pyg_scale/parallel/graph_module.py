@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import operator
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pyg_scale.parallel.base import GraphParallel, differentiate, differentiating, marked
+from pyg_scale.parallel.base import (
+    GraphParallel,
+    RankState,
+    differentiate,
+    differentiating,
+    marked,
+)
 from pyg_scale.parallel.compression import Compressor
 from pyg_scale.parallel.exchange import HaloExchange
 from pyg_scale.parallel.layers import GraphLayers, check_module
@@ -202,9 +208,15 @@ class GraphModule(MeanModule):
         self.all_seeds = mean_over_seeds(self.module, seeds, self.peers, self._compressor)
 
     @property
-    def rank_state(self) -> Compressor | None:
-        """See :class:`~pyg_scale.parallel.base.HasRankState`: what this rank has not sent."""
-        return self._compressor
+    def rank_state(self) -> RankState | None:
+        """See :class:`~pyg_scale.parallel.base.HasRankState`: of gradients, of the halo, or both.
+
+        It is what this rank has not sent of gradients, and what the exchange of the halo keeps.
+        """
+        gradients, halo = self._compressor, self.exchange.rank_state
+        if gradients is None or halo is None:
+            return halo if gradients is None else gradients
+        return _Both(gradients, halo)
 
     def join(self, *steps: Any) -> AbstractContextManager[Any]:
         """An empty context: all ranks make the same number of steps.
@@ -215,6 +227,25 @@ class GraphModule(MeanModule):
         if not steps or not all(callable(getattr(step, "step", step)) for step in steps):
             raise TypeError("join() takes what follows backward(): the optimizer, or functions")
         return nullcontext()
+
+
+class _Both:
+    """The states of gradients and of the halo; see :class:`~pyg_scale.parallel.base.RankState`."""
+
+    def __init__(self, gradients: RankState, halo: RankState) -> None:
+        self._parts = {"gradients": gradients, "halo": halo}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: part.state_dict() for name, part in self._parts.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if state.keys() != self._parts.keys():
+            raise ValueError(
+                f"the state has {', '.join(sorted(state))} and not both gradients and halo, as it "
+                "was saved with other options: give the same ones, or say what to load with only="
+            )
+        for name, part in self._parts.items():
+            part.load_state_dict(state[name])
 
 
 def _tensors_of(value: Any) -> list[Tensor]:

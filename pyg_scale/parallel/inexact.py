@@ -10,7 +10,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from torch import Tensor
 from torch_geometric import nn as pyg
 
 from pyg_scale.graph.topology import NodeType
+from pyg_scale.ops.raw_bytes import raw_bytes
 from pyg_scale.parallel.exchange import Extension, HaloExchange, Rows, Wire, whole_gradients
 from pyg_scale.parallel.peers import Peers
 from pyg_scale.parallel.shard import Halo
@@ -44,10 +47,66 @@ LINEAR: tuple[type, ...] = (
 """Layers whose aggregation is linear in the rows of neighbours, if it is a sum or a mean."""
 
 
+class InexactExchange(HaloExchange):
+    """An exchange of which a step of training depends on the number of the step, or on others.
+
+    It is a :class:`~pyg_scale.parallel.base.RankState`, so that a run which is resumed goes on with
+    the same bits.
+
+    Args:
+        halos: The halo of each node type.
+        peers: The ranks.
+        wire: Sends what is not sent exactly.
+    """
+
+    _entries: tuple[str, ...] = ("step",)
+
+    def __init__(self, halos: dict[NodeType, Halo], peers: Peers, wire: Wire) -> None:
+        super().__init__(halos, peers)
+        self._inexact, self._training, self._step = wire, True, 0
+
+    @property
+    def rank_state(self) -> InexactExchange:
+        return self
+
+    def begin(self, training: bool) -> None:
+        self._training = training
+        if training:
+            self._step += 1
+            self._inexact.begin(self._step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the number of steps, and what else the next one depends on.
+
+        Raises:
+            CommError: If rows are under way, and a rank is gone or late; names it.
+        """
+        return {"step": self._step}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state. Every rank calls it.
+
+        Raises:
+            ValueError: If it is of other options, or its rows are of other nodes. The same on all
+                ranks.
+            CommError: If a rank is gone or late; names it.
+        """
+        with self.peers.together():
+            self._check(state)
+        self._step = state["step"]
+
+    def _check(self, state: Mapping[str, Any]) -> None:
+        if state.keys() != set(self._entries):
+            raise ValueError(
+                f"the state of the halo has {', '.join(sorted(state))}, as it was saved with other "
+                "options: give the same ones, or say what to load with only="
+            )
+
+
 # A sample of the boundary ######################################################################
 
 
-class SampledExchange(HaloExchange):
+class SampledExchange(InexactExchange):
     """Exchanges ``round(p n)`` of the ``n`` rows of each pair of ranks, times ``n / round(p n)``.
 
     The draw is keyed by the step and the pair, so that both ends know it. Rows that were not drawn
@@ -62,14 +121,12 @@ class SampledExchange(HaloExchange):
     """
 
     def __init__(self, halos: dict[NodeType, Halo], peers: Peers, share: float, seed: int) -> None:
-        super().__init__(halos, peers)
-        self._share, self._seed, self._step = share, seed, 0
+        super().__init__(halos, peers, Wire(peers))
+        self._share, self._seed = share, seed
         self._drawn: dict[NodeType, Rows] = {}
-        self._training = True
 
     def begin(self, training: bool) -> None:
-        self._training = training
-        self._step += training
+        super().begin(training)
         self._drawn = {}
 
     def extend(self, node_type: NodeType, tensors: Sequence[Tensor]) -> Extension:
@@ -77,7 +134,7 @@ class SampledExchange(HaloExchange):
             return self.exactly(node_type, tensors)
         if node_type not in self._drawn:
             self._drawn[node_type] = self._draw(node_type)
-        return self.swapped(self._drawn[node_type], self._wire, tensors)
+        return self.swapped(self._drawn[node_type], self._inexact, tensors)
 
     def _draw(self, node_type: NodeType) -> Rows:
         halo, own = self.halos[node_type], self.peers.rank
@@ -131,7 +188,7 @@ def generator_of(*key: int) -> torch.Generator:
 # Rows of the step before #######################################################################
 
 
-class StaleExchange(HaloExchange):
+class StaleExchange(InexactExchange):
     """Uses the rows that were sent in the step before, and gradients likewise.
 
     What is sent in a step is waited for in the next one, so it goes while ranks compute. In the
@@ -147,17 +204,19 @@ class StaleExchange(HaloExchange):
         wire: Sends them.
     """
 
+    _entries = ("step", "nodes", "rows", "gradients")
+
     def __init__(
         self, halos: dict[NodeType, Halo], peers: Peers, smoothing: float, wire: Wire
     ) -> None:
-        super().__init__(halos, peers)
-        self._wire_later, self._training = wire, True
+        super().__init__(halos, peers, wire)
         self._rows = Delayed(wire, smoothing)
         self._gradients = Delayed(wire, smoothing)
         self._place = 0
 
     def begin(self, training: bool) -> None:
-        self._training, self._place = training, 0
+        super().begin(training)
+        self._place = 0
 
     def extend(self, node_type: NodeType, tensors: Sequence[Tensor]) -> Extension:
         if not self._training or self.peers.size == 1:
@@ -166,6 +225,33 @@ class StaleExchange(HaloExchange):
         rows = self._all[node_type]
         whole = list(_ExtendStale.apply(rows, self._rows, self._gradients, place, *tensors))
         return Extension(whole)
+
+    def state_dict(self) -> dict[str, Any]:
+        rows, gradients = self._rows.state_dict(), self._gradients.state_dict()
+        nodes = self._nodes() if rows else ""
+        return {**super().state_dict(), "nodes": nodes, "rows": rows, "gradients": gradients}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._rows.load_state_dict(state["rows"], self.peers.device)
+        self._gradients.load_state_dict(state["gradients"], self.peers.device)
+
+    def _check(self, state: Mapping[str, Any]) -> None:
+        super()._check(state)
+        if state["rows"] and state["nodes"] != self._nodes():
+            raise ValueError(
+                "the state has rows of other halo nodes than those of this rank, as the graph was "
+                "partitioned otherwise: to begin without rows, say what to load with only="
+            )
+
+    def _nodes(self) -> str:
+        """A digest of the nodes whose rows come and go, in their order."""
+        digest = hashlib.blake2b(digest_size=16)
+        for halo in self.halos.values():
+            sizes = torch.tensor([halo.num_received, halo.num_sent])
+            for each in (sizes, halo.halo_ids, halo.own_ids[halo.send.cpu()]):
+                digest.update(raw_bytes(each.contiguous()).numpy().data)
+        return digest.hexdigest()
 
 
 class Delayed:
@@ -195,17 +281,55 @@ class Delayed:
         finish = self._under_way.pop(place, None)
         found = None if finish is None else finish()
         self._under_way[place] = self._wire.start(tensors, num_received, num_sent, later=True)
-        old = self._used.get(place)
         size = sum(num_received)
-        fits = old is not None and [t.shape[1:] for t in old] == [t.shape[1:] for t in tensors]
-        if found is None or not fits:
-            old = [tensor.new_zeros(size, *tensor.shape[1:]) for tensor in tensors]
-        if found is not None and old is not None:
-            kept = self._smoothing if fits and place in self._used else 0.0
-            old = [kept * was + (1 - kept) * new for was, new in zip(old, found, strict=True)]
-            self._used[place] = old
-        assert old is not None
-        return old
+        if found is None or not _are_alike(found, tensors):
+            return [tensor.new_zeros(size, *tensor.shape[1:]) for tensor in tensors]
+        if kept := self._smoothing:
+            old = self._used.get(place)
+            if old is not None and _are_alike(old, tensors):
+                found = [kept * was + (1 - kept) * new for was, new in zip(old, found, strict=True)]
+            self._used[place] = found
+        return found
+
+    def state_dict(self) -> dict[int, Any]:
+        """By place the rows that are used next, and those used last, which smoothing needs.
+
+        Raises:
+            CommError: If a rank is gone or late; names it.
+        """
+        self._wait()
+        return {
+            place: {"next": finish(), "used": self._used.get(place)}
+            for place, finish in self._under_way.items()
+        }
+
+    def load_state_dict(self, state: Mapping[int, Any], device: torch.device) -> None:
+        """Go on from a state, in the place of all rows that there are.
+
+        Args:
+            state: Of as many rows.
+            device: Where they are to be.
+
+        Raises:
+            CommError: If rows are under way, and a rank is gone or late; names it.
+        """
+        self._wait()
+        here = {
+            place: {name: rows and [row.to(device) for row in rows] for name, rows in each.items()}
+            for place, each in state.items()
+        }
+        self._under_way = {place: partial(list, each["next"]) for place, each in here.items()}
+        self._used = {place: each["used"] for place, each in here.items() if each["used"]}
+
+    def _wait(self) -> None:
+        """Wait for all rows that are under way; they stay here until they are used."""
+        for place, finish in self._under_way.items():
+            self._under_way[place] = partial(list, finish())
+
+
+def _are_alike(rows: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    """True if rows have the shapes of others, whatever their number."""
+    return [each.shape[1:] for each in rows] == [each.shape[1:] for each in others]
 
 
 class _ExtendStale(torch.autograd.Function):
@@ -233,7 +357,7 @@ class _ExtendStale(torch.autograd.Function):
 # Fewer bits ####################################################################################
 
 
-class QuantizedExchange(HaloExchange):
+class QuantizedExchange(InexactExchange):
     """Exchanges rows and gradients in fewer bits; degrees and the graph's own features as they are.
 
     Args:
@@ -242,15 +366,8 @@ class QuantizedExchange(HaloExchange):
         wire: Sends them.
     """
 
-    def __init__(self, halos: dict[NodeType, Halo], peers: Peers, wire: Wire) -> None:
-        super().__init__(halos, peers)
-        self._narrow, self._training = wire, True
-
-    def begin(self, training: bool) -> None:
-        self._training = training
-
     def extend(self, node_type: NodeType, tensors: Sequence[Tensor]) -> Extension:
-        wire = self._narrow if self._training else self._wire
+        wire = self._inexact if self._training else self._wire
         return self.swapped(self._all[node_type], wire, tensors)
 
 
@@ -259,7 +376,8 @@ class Quantized(Wire):
 
     ``"int8"``: each row has 255 equal steps from its least to its largest number, and two
     ``float32`` along. An error is below one step. ``"bf16"``: the first 16 bits of ``float32``; an
-    error is below ``2**-7`` of the number. Both are right in the mean.
+    error is below ``2**-7`` of the number. Both are right in the mean. Draws are keyed by the step
+    and the rank.
 
     Args:
         peers: The ranks.
@@ -269,9 +387,12 @@ class Quantized(Wire):
 
     def __init__(self, peers: Peers, bits: str, seed: int) -> None:
         super().__init__(peers)
-        self._bits = bits
+        self._bits, self._seed = bits, seed
         self._generator = torch.Generator(peers.device)
-        self._generator.manual_seed(generator_of(seed, peers.rank).initial_seed())
+
+    def begin(self, step: int) -> None:
+        key = generator_of(self._seed, self.peers.rank, step)
+        self._generator.manual_seed(key.initial_seed())
 
     def encoded(self, tensor: Tensor) -> Tensor:
         rows = super().encoded(tensor)

@@ -12,9 +12,10 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 import torch_geometric.nn as pyg
-from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
+from torch_geometric.nn.models.tgn import IdentityMessage, LastAggregator, TGNMemory
 
 from pyg_scale import parallel
 from pyg_scale.parallel.fsdp import FSDP
@@ -401,3 +402,145 @@ def run_out(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_model_may_run_out_of_batches(ranks: WaitingProcesses, kind: str) -> None:
     ranks.run(run_out, kind, world_size=2)
+
+
+class Outer(pyg.MessagePassing):
+    """A layer in a layer."""
+
+    def __init__(self) -> None:
+        super().__init__(aggr="sum")
+        self.lin = torch.nn.Linear(CHANNELS, CHANNELS)
+        self.inner = pyg.GCNConv(CHANNELS, CHANNELS)
+
+    def forward(self, x: Any, edge_index: Any) -> Any:
+        return self.propagate(edge_index, x=self.lin(self.inner(x, edge_index)))
+
+
+class Tied(torch.nn.Module):
+    """Layers of which some share a parameter, with each other or with what is outside or within."""
+
+    def __init__(self, tie: str) -> None:
+        super().__init__()
+        self.emb = torch.nn.Linear(CHANNELS, CHANNELS)
+        self.convs = torch.nn.ModuleList(pyg.SAGEConv(CHANNELS, CHANNELS) for _ in range(3))
+        self.last = torch.nn.Linear(CHANNELS, 1)
+        first, second, _ = self.convs
+        if tie == "layers":
+            second.lin_l.weight = first.lin_l.weight
+        elif tie == "outside":
+            self.emb.weight = first.lin_r.weight
+        elif tie == "module":
+            second.lin_r = first.lin_r
+        else:
+            self.convs[0] = Outer()
+            if tie == "within":
+                self.convs[0].lin.weight = self.convs[0].inner.lin.weight
+
+    def forward(self, x: Any, edge_index: Any) -> Any:
+        x = self.emb(x)
+        for conv in self.convs:
+            x = conv(x, edge_index).tanh()
+        return self.last(x)
+
+
+def tied(tie: str, options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    plain = Tied(tie).double()
+    model = parallel.wrap(copy.deepcopy(plain), "fsdp", **options)
+    keys = list(plain.state_dict())
+    assert isinstance(model.module.convs[2], FSDPModule), "shares nothing"
+    rank, size = dist.get_rank(), dist.get_world_size()
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, plain)]
+    for step in range(2):
+        optimizers[0].zero_grad()
+        model.backward(squares(model, step + rank), 1 + rank)
+        optimizers[1].zero_grad()
+        total = sum(range(1, size + 1))
+        for other in range(size):
+            ((1 + other) / total * squares(plain, step + other)).backward()
+        assert_gradients(model.module, plain)
+        for each in optimizers:
+            each.step()
+    assert list(model.state_dict()) == list(model.module.state_dict()) == keys
+
+
+@pytest.mark.parametrize("tie", ["layers", "outside", "module", "none", "within"])
+def test_layers_may_share_parameters(ranks: WaitingProcesses, tie: str) -> None:
+    for options in ({}, {"reshard_after_forward": True}):
+        ranks.run(tied, tie, options, world_size=2)
+
+
+def test_layers_that_share_parameters_are_sharded_and_copied() -> None:
+    with WaitingProcesses(2, limit=120.0) as ranks:  # all have met in no other group
+        ranks.run(tied, "layers", {"shards": 1})
+
+
+class Remembering(torch.nn.Module):
+    """Has a memory, as in PyG's example of TGN."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        message = IdentityMessage(3, 4, 4)
+        self.memory = TGNMemory(10, 3, 4, 4, message, LastAggregator())
+        self.conv, self.last = pyg.TransformerConv(4, 4), torch.nn.Linear(4, 1)
+
+    def forward(self, n_id: Any, edge_index: Any) -> Any:
+        return self.last(self.conv(self.memory(n_id)[0], edge_index))
+
+
+def events(method: str, options: dict[str, Any], late: bool) -> Any:
+    """Train, evaluate and train again; the same events on all ranks, with other seeds.
+
+    Args:
+        method: ``"fsdp"`` or ``"ddp"``.
+        options: Of the method.
+        late: Update the memory after the step, and not before the backward pass.
+    """
+    torch.manual_seed(0)
+    plain = Remembering().double()
+    plain.memory.reset_state()  # its messages have the dtype, too
+    model = parallel.wrap(plain, method, **options)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    memory, out = model.module.memory, []
+    n_id = torch.arange(10)
+    model.eval()  # also before the first forward
+    for mode in (True, False, True):
+        model.train(mode)
+        for step in range(3):
+            generator = torch.Generator().manual_seed(10 * step + mode)
+            src, dst = torch.randint(10, (2, 6), generator=generator)
+            t = torch.arange(6) + 6 * step
+            msg = torch.rand(6, 3, generator=generator, dtype=torch.float64)
+            optimizer.zero_grad()
+            with torch.set_grad_enabled(mode):
+                found = model(n_id, torch.stack([src, dst]))
+                out.append(found.detach())
+                if not (late and mode):
+                    memory.update_state(src, dst, t, msg)
+            if mode:
+                seeds = 1 + dist.get_rank()
+                model.backward(found[:seeds].square().mean(), seeds)
+                optimizer.step()
+            if late and mode:
+                memory.update_state(src, dst, t, msg)
+            memory.detach()
+    with torch.no_grad():
+        memory.eval()  # on its own
+    parameters = [getattr(p, "full_tensor", lambda p=p: p)() for p in model.parameters()]
+    return [each.detach() for each in [*out, *parameters, memory.memory]]
+
+
+@pytest.mark.parametrize(
+    ("options", "late"),
+    [({}, False), ({"reshard_after_forward": True}, False), ({}, True)],
+    ids=["usual", "reshards", "late"],
+)
+def test_a_memory_is_that_of_ddp(
+    ranks: WaitingProcesses, options: dict[str, Any], late: bool
+) -> None:
+    (found, _), (expected, _) = (
+        ranks.run(events, method, given, late, world_size=2)
+        for method, given in (("fsdp", options), ("ddp", {}))
+    )
+    for each, other in zip(found, expected, strict=True):
+        assert float((each - other).abs().max()) <= 1e-12

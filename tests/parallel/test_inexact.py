@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,11 +12,15 @@ import torch.distributed as dist
 import torch_geometric.nn as pyg
 from torch import Tensor
 
+import pyg_scale
 from pyg_scale import parallel
+from pyg_scale.errors import CheckpointError
+from pyg_scale.parallel.compression import TopK
 from pyg_scale.parallel.halo import HaloParallel
 from pyg_scale.parallel.inexact import generator_of, rounded_bf16, rounded_int8, values_of_int8
 from pyg_scale.testing.graph_parallel import opened
 from pyg_scale.testing.processes import WaitingProcesses
+from pyg_scale.train import Checkpoint
 from tests.parallel import models
 from tests.parallel.models import CHANNELS, CLASSES, HIDDEN
 
@@ -214,6 +219,110 @@ def test_what_is_kept_of_training_is_exact(
 ) -> None:
     for name in models.BESIDE:
         assert max(ranks.run(beside, path, name, options)) < 1e-12
+
+
+# A run that goes on ############################################################################
+
+
+def begun(graph: Any, options: dict[str, Any]) -> tuple[Any, Any]:
+    torch.manual_seed(0)
+    net = pyg.GraphSAGE(CHANNELS, HIDDEN, 3, CLASSES).double()
+    model = parallel.wrap(net, "mesh" if "compress" in options else "halo", graph=graph, **options)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def steps(model: Any, optimizer: Any, number: int) -> Tensor:
+    for _ in range(number):
+        optimizer.zero_grad()
+        out = model.train()()
+        model.backward(out.square().mean(), len(out))
+        optimizer.step()
+        with torch.no_grad():
+            model.eval()()
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def saved(graph: Any, options: dict[str, Any], folder: str) -> Tensor:
+    """The parameters after five steps, of which the first three are saved on the way."""
+    model, optimizer = begun(graph, options)
+    steps(model, optimizer, 3)
+    with Checkpoint(folder, {"model": model, "optimizer": optimizer}) as checkpoint:
+        checkpoint.save(3)
+    return steps(model, optimizer, 2)
+
+
+def loaded(graph: Any, options: dict[str, Any], folder: str) -> tuple[Any, Any]:
+    model, optimizer = begun(graph, options)
+    steps(model, optimizer, 1)  # of which nothing stays
+    with Checkpoint(folder, {"model": model, "optimizer": optimizer}) as checkpoint:
+        checkpoint.load()
+    return model, optimizer
+
+
+def resume(path: str, options: dict[str, Any], folder: str) -> None:
+    with opened(path) as graph:
+        whole = steps(*begun(graph, options), 5)
+        assert torch.equal(saved(graph, options, folder), whole), "saving changes nothing"
+        assert torch.equal(steps(*loaded(graph, options, folder), 2), whole)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"boundary_sample": 0.5},
+        {"stale": True},
+        {"stale": True, "smoothing": 0.5, "quantize": "int8"},
+        {"quantize": "bf16"},
+        {"stale": True, "compress": TopK(0.1)},
+    ],
+    ids=lambda each: "+".join(each),
+)
+def test_a_run_resumes_to_the_bit(
+    ranks: WaitingProcesses, path: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    ranks.run(resume, path, options, str(tmp_path), world_size=2)
+
+
+SAMPLED, STALE = {"boundary_sample": 0.5}, {"stale": True}
+
+
+def save(path: str, folder: str) -> None:
+    with opened(path) as graph:
+        for options in (SAMPLED, STALE):
+            saved(graph, options, f"{folder}/{next(iter(options))}")
+
+
+def elsewhere(path: str, folder: str) -> int:
+    """What is saved by three ranks is not for two, nor for other parts, unless it is a number."""
+    with opened(path) as graph:
+        model, _ = loaded(graph, SAMPLED, f"{folder}/boundary_sample")
+        model.train()()
+        with pytest.raises(CheckpointError, match="saved by 3 ranks, whose 'model-of-rank' differ"):
+            loaded(graph, STALE, f"{folder}/stale")
+        return int(model.rank_state.state_dict()["step"])
+
+
+def with_other_parts(path: str, folder: str) -> None:
+    with opened(path) as graph:
+        with pytest.raises(ValueError, match="rows of other halo nodes"):
+            loaded(graph, STALE, f"{folder}/stale")
+        with pytest.raises(ValueError, match=r"halo has step, as .* with other options"):
+            loaded(graph, STALE, f"{folder}/boundary_sample")
+        both, _ = begun(graph, {**STALE, "compress": TopK(0.1)})
+        with pytest.raises(ValueError, match="not both gradients and halo"):
+            both.rank_state.load_state_dict({"step": 1})
+
+
+def test_other_ranks_or_parts_get_no_rows(
+    ranks: WaitingProcesses, path: str, tmp_path: Path
+) -> None:
+    folder = str(tmp_path / "checkpoints")
+    ranks.run(save, path, folder)
+    assert ranks.run(elsewhere, path, folder, world_size=2) == [4, 4]
+    data, assignment, parts = models.graph("random")
+    other = tmp_path / "other"
+    pyg_scale.partition(data, parts, path=other, assignment=assignment.roll(1))
+    ranks.run(with_other_parts, str(other), folder)
 
 
 # What is refused ###############################################################################
