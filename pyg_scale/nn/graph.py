@@ -117,8 +117,8 @@ def _flipped(edge_index: Tensor) -> Tensor:
 
 def _kept(tensor: Tensor, name: Hashable, make: Callable[[], T], of: Tensor | None = None) -> T:
     """The object made earlier of these tensors, if they were not changed in place since."""
-    hidden = tensor.is_inference() or (of is not None and of.is_inference())
-    if recording() or hidden:  # their changes cannot be detected
+    # Changes cannot be detected then.
+    if recording() or tensor.is_inference() or (of is not None and of.is_inference()):
         return make()
     key = id(tensor)
     entry = _of_tensor.get(key)
