@@ -58,6 +58,31 @@ def build_csc(
         IndexError: If a node is negative or too large; names the first such edge.
         ValueError: If ``dst`` is declared sorted and is not; names the first such edge.
     """
+    ascends = check_edges(dst, src, num_dst, num_src, is_sorted=is_sorted, what=what, names=names)
+    if ascends:
+        return Compressed(_pointers(dst, num_dst), _narrow(src, num_src, share=is_sorted), None)
+    if library.compiled():
+        return _scatter(dst, src, num_dst, num_src)
+    order = torch.argsort(dst, stable=True)
+    pair = torch.stack([src[order].to(torch.int64), order], dim=1)
+    pair = pair.to(_pair_dtype(dst.numel(), num_src))
+    return Compressed(_pointers(dst[order], num_dst), pair[:, 0], pair[:, 1])
+
+
+def check_edges(
+    dst: Tensor,
+    src: Tensor,
+    num_dst: int,
+    num_src: int,
+    *,
+    is_sorted: bool = False,
+    what: str = "edge {}",
+    names: tuple[str, str] = ("destination", "source"),
+) -> bool:
+    """Check an edge list in one pass, and return True if it is sorted by destination.
+
+    Takes the arguments of :func:`build_csc`, and raises its errors.
+    """
     wrong, descent = _scan(dst, src, num_dst, num_src)
     if wrong >= 0:
         parts = zip(names, (dst, src), (num_dst, num_src))
@@ -73,14 +98,7 @@ def build_csc(
             f"has {int(dst[descent])}, the one before it {int(dst[descent - 1])}; sort them, or "
             "leave is_sorted out"
         )
-    if descent < 0:
-        return Compressed(_pointers(dst, num_dst), _narrow(src, num_src, share=is_sorted), None)
-    if library.compiled():
-        return _scatter(dst, src, num_dst, num_src)
-    order = torch.argsort(dst, stable=True)
-    pair = torch.stack([src[order].to(torch.int64), order], dim=1)
-    pair = pair.to(_pair_dtype(dst.numel(), num_src))
-    return Compressed(_pointers(dst[order], num_dst), pair[:, 0], pair[:, 1])
+    return descent < 0
 
 
 def merge_csc(first: Compressed, second: Compressed) -> Compressed:
@@ -237,17 +255,7 @@ def weight_prefix(csc: Compressed, weight: Tensor) -> Tensor:
     Raises:
         ValueError: If a weight is negative, NaN or infinite; names the first such edge.
     """
-    if weight.dtype in (torch.float16, torch.bfloat16):
-        weight = weight.to(torch.float32)
-    elif weight.dtype not in (torch.float32, torch.float64):
-        weight = weight.to(torch.float64)
-    good = torch.isfinite(weight) & (weight >= 0)
-    if not bool(good.all()):
-        first = int((~good).nonzero()[0])
-        raise ValueError(
-            f"the weight of edge {first} is {float(weight[first])}; weights must be finite and "
-            "not negative"
-        )
+    weight = checked_weights(weight)
     if library.compiled():
         none = csc.indptr.new_empty(0, dtype=torch.int32)
         edge_id = none if csc.edge_id is None else csc.edge_id
@@ -263,6 +271,29 @@ def weight_prefix(csc: Compressed, weight: Tensor) -> Tensor:
     fixed = torch.where(value == 0, 0.0, fixed).to(torch.int64)
     total = torch.cat([fixed.new_zeros(1), fixed.cumsum(0)])
     return total[1:] - total[csc.indptr[:-1]][group]
+
+
+def checked_weights(weight: Tensor) -> Tensor:
+    """The weights of edges in ``float32`` or ``float64``.
+
+    Args:
+        weight: ``[num_edges]``, floating point or integer, by edge id.
+
+    Raises:
+        ValueError: If a weight is negative, NaN or infinite; names the first such edge.
+    """
+    if weight.dtype in (torch.float16, torch.bfloat16):
+        weight = weight.to(torch.float32)
+    elif weight.dtype not in (torch.float32, torch.float64):
+        weight = weight.to(torch.float64)
+    good = torch.isfinite(weight) & (weight >= 0)
+    if not bool(good.all()):
+        first = int((~good).nonzero()[0])
+        raise ValueError(
+            f"the weight of edge {first} is {float(weight[first])}; weights must be finite and "
+            "not negative"
+        )
+    return weight
 
 
 # Parts ####################################################################################

@@ -7,6 +7,8 @@ import threading
 import warnings
 import weakref
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,8 @@ from pyg_scale.graph.topology import CSC, EdgeType, NodeType, Topology, sortable
 from pyg_scale.ops.csc import (
     Compressed,
     build_csc,
+    check_edges,
+    checked_weights,
     expand_pointers,
     from_pointers,
     order_by_time,
@@ -75,6 +79,43 @@ def topology_of(
             data[0], options, lambda: _read(data, time_attr, weight_attr), shared
         )
     return shared(_read(data, time_attr, weight_attr))
+
+
+def checked_source(
+    data: Any,
+    *,
+    direction: str = "forward",
+    time_attr: str | None = None,
+    weight_attr: str | None = None,
+    is_sorted: bool = False,
+) -> GraphSource:
+    """The graph as it is read, for samplers that order edges themselves.
+
+    Takes the arguments of :func:`topology_of`. Missing attributes, their lengths, weights and edge
+    lists are checked as there; nothing is built or kept.
+    """
+    source = _read(data, time_attr, weight_attr)
+    num_nodes = _num_nodes(source)
+    _check_lengths(source, num_nodes)
+    for edge_type, edges in source.edges.items():
+        if isinstance(edges, GroupedEdges):
+            if not is_sorted or edges.csc.edge_id is None:
+                continue  # they were checked when they were grouped
+            edges = edges.as_coo(edge_type)
+        if edges.layout == "coo":
+            src, dst = (None, None) if edge_type is None else (edge_type[0], edge_type[2])
+            check_edges(
+                edges.col,
+                edges.row,
+                num_nodes[dst],
+                num_nodes[src],
+                is_sorted=_declared(edges, direction, is_sorted),
+                what=f"edge {{}}{of(edge_type)}",
+            )
+    for edge_type, weight in source.weight.items():
+        with _named_weights(edge_type):
+            checked_weights(weight)
+    return source
 
 
 def _read(data: Any, time_attr: str | None, weight_attr: str | None) -> GraphSource:
@@ -262,8 +303,14 @@ def _by_position(of_edges: Tensor | None, edge_id: Tensor | None) -> Tensor | No
 
 
 def _weights(part: Compressed, weight: Tensor, edge_type: EdgeType) -> Tensor:
-    try:
+    with _named_weights(edge_type):
         return weight_prefix(part, weight)
+
+
+@contextmanager
+def _named_weights(edge_type: EdgeType) -> Iterator[None]:
+    try:
+        yield
     except ValueError as error:
         raise ValueError(f"weight_attr{of(edge_type)}: {error}") from None
 
@@ -286,9 +333,14 @@ def _compress(
     if edges.layout == other:
         checked = from_pointers(_padded(src, neighbors), dst, neighbors, expanded, what=what)
         src = expand_pointers(checked.indptr, edges.num_edges)
-    declared = forward and edges.layout == "coo" and (is_sorted or edges.is_sorted)
+    declared = _declared(edges, direction, is_sorted)
     names = ("destination", "source") if forward else ("source", "destination")
     return build_csc(dst, src, expanded, neighbors, is_sorted=declared, what=what, names=names)
+
+
+def _declared(edges: Edges, direction: str, is_sorted: bool) -> bool:
+    """True if an edge list is declared to be sorted by the nodes that are expanded."""
+    return direction == "forward" and edges.layout == "coo" and (is_sorted or edges.is_sorted)
 
 
 def _padded(indptr: Tensor, size: int) -> Tensor:

@@ -12,6 +12,7 @@ from torch_geometric import EdgeIndex
 from torch_geometric.data import Data, HeteroData
 
 from pyg_scale.store import topology_of
+from pyg_scale.store.topology import checked_source
 from tests.store.edges import CITES, WRITES, E, N, assert_is, edge_index, hetero, sparse
 
 
@@ -132,6 +133,24 @@ def test_declared_sorted() -> None:
     assert csc.edge_id is None and csc.indices.data_ptr() == edges.data_ptr()
     csc = topology_of(data).csc[None]
     assert csc.edge_id is None and csc.indices.data_ptr() != edges.data_ptr()
+
+
+@pytest.mark.parametrize(
+    "options", [{"is_sorted": True}, {"weight_attr": "weight"}, {"weight_attr": "few"}], ids=str
+)
+def test_a_source_is_checked_as_a_topology(options: dict[str, Any]) -> None:
+    data = Data(edge_index=edge_index(), num_nodes=N)
+    data.weight, data.few = torch.arange(E) - 5.0, torch.ones(2)
+    errors = []
+    for read in (topology_of, checked_source):
+        with pytest.raises(ValueError) as error:
+            read(data, **options)
+        errors.append(str(error.value))
+    assert errors[0] == errors[1]
+    assert checked_source(data, is_sorted=True, direction="backward").edges[None].num_edges == E
+    data.edge_index[1, 3] = N
+    with pytest.raises(IndexError, match=f"edge 3 has destination {N}"):
+        checked_source(data)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.float32, torch.float64])
