@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,6 +30,8 @@ from pyg_scale.parallel.pipeline import (
     Stage,
     Work,
     even_stages,
+    set_setting,
+    settings_of,
     traced,
 )
 from pyg_scale.parallel.replica import (
@@ -41,7 +43,7 @@ from pyg_scale.parallel.replica import (
     versions_of,
 )
 
-_KEPT = 8  # pipelines of different sizes
+_KEPT = 8  # pipelines of different sizes, and traces for different arguments
 
 
 class LayerParallel(Parallel):
@@ -114,11 +116,13 @@ class LayerModule(MeanModule):
         self.module = module
         self.peers = peers
         self._stages, self._strict = stages, stages is not None
-        self._programs: dict[str, Program] = {}
+        self._settings = settings_of(module)
+        self._programs: OrderedDict[str, Program] = OrderedDict()
         self._pipelines: OrderedDict[Any, Any] = OrderedDict()
         self._work: list[Work] = []
         self._shapes: list[list[tuple[torch.dtype, list[int]]]] = []
         self._outs: list[Tensor] = []
+        self._before: dict[int, Tensor] = {}
         peers.broadcast([*module.parameters(), *module.buffers()])
 
     # A step ################################################################################
@@ -179,6 +183,7 @@ class LayerModule(MeanModule):
             error = found
         said = {
             "training": [layer.training for layer in self.module.modules()],
+            "set": self._changed(),
             "grad": torch.is_grad_enabled(),
             "batches": [described_by(each) for each in bound],
         }
@@ -204,36 +209,70 @@ class LayerModule(MeanModule):
             raise RuntimeError("some ranks train the model and others evaluate it")
         if any(each["grad"] != given[0]["grad"] for each in given):
             raise RuntimeError("some ranks compute with gradients and others without")
+        for each in given:
+            if other := sorted(dict(each["set"].items() ^ given[0]["set"].items())):
+                raise RuntimeError(
+                    f"ranks have set {other[0]!r} of the model to different values since wrap()"
+                )
+        if not records[self.peers.rank]:
+            self._follow(given[0])
         described = [
             (rank, each) for rank, said in enumerate(records) if said for each in said["batches"]
         ]
-        keys = [_key(each, given[0]["training"]) for _, each in described]
-        if not self._programs.keys() >= set(keys):
-            with self.peers.together():
-                for key, (_, each) in zip(keys, described, strict=True):
-                    self._trace(key, each)
+        keys = [_key(each, given[0]) for _, each in described]
+        programs = self._for_step(dict(zip(keys, (each for _, each in described), strict=True)))
         self._work = [
-            Work(rank, self._programs[key], _sizes(each))
+            Work(rank, programs[key], _sizes(each))
             for key, (rank, each) in zip(keys, described, strict=True)
         ]
         own = iter(bound)
         mine = [next(own) if rank == self.peers.rank else None for rank, _ in described]
         self._measure(mine)
         self._hand_over([each for _, each in described], mine)
-        before = [each.clone() for each in self.module.buffers()]
+        before = self._copied()
         with torch.no_grad():
             self._run(train=False)
-        self._share_buffers(before)
+        self._before = self._share_buffers(before)
         return self._outputs()
 
-    def _trace(self, key: str, described: Any) -> None:
-        if key in self._programs:
-            return
+    def _changed(self) -> dict[str, str]:
+        """Settings that are not as they were when the module was wrapped."""
+        now, first = settings_of(self.module), self._settings
+        return {name: text for name, text in now.items() if first.get(name) != text}
+
+    def _follow(self, said: Any) -> None:
+        """Take over the modes and settings of the ranks that call the forward."""
+        for layer, mode in zip(self.module.modules(), said["training"], strict=True):
+            layer.training = mode
+        own = self._changed()
+        back = {name: self._settings[name] for name in own if name in self._settings}
+        for name, text in {**back, **said["set"]}.items():
+            if own.get(name) != text:
+                set_setting(self.module, name, text)
+
+    def _for_step(self, described: dict[str, Any]) -> dict[str, Program]:
+        """The programs for the batches of a step, by key."""
+        if new := [key for key in described if key not in self._programs]:
+            with self.peers.together():
+                made = {key: self._made_program(described[key]) for key in new}
+            self._programs.update(made)
+        found = {key: self._programs[key] for key in described}
+        for key, program in found.items():
+            self._programs.move_to_end(key)
+            if program.is_for_once:
+                del self._programs[key]
+        while len(self._programs) > _KEPT:
+            self._programs.popitem(last=False)
+        return found
+
+    def _made_program(self, described: Any) -> Program:
+        before = settings_of(self.module)
         graph = traced(self.module, described)
         if self._stages is None:
             self._stages = even_stages(self.module, graph, self.peers.size)
-        size = self.peers.size
-        self._programs[key] = Program(self.module, graph, self._stages, size, self._strict)
+        made = Program(self.module, graph, self._stages, self.peers.size, self._strict)
+        made.is_for_once = settings_of(self.module) != before
+        return made
 
     def _measure(self, mine: list[Call | None]) -> None:
         """Let owners of batches find out what goes between ranks, where that is not known."""
@@ -244,7 +283,7 @@ class LayerModule(MeanModule):
                     if (inputs := mine[number]) is None:
                         continue
                     work = self._work[number]
-                    before = [each.clone() for each in self.module.buffers()]
+                    before = self._copied()
                     with torch.no_grad(), torch.random.fork_rng(devices=[]):
                         found[str(number)] = work.program.measure(inputs.tensors, work.sizes)
                     self._restore(before)
@@ -323,11 +362,12 @@ class LayerModule(MeanModule):
         if not self._work:
             raise RuntimeError("backward() without a forward on any rank")
         self._return_gradients()
-        before = [each.clone() for each in self.module.buffers()]
+        after = self._copied(self._before)
+        self._restore(self._before)
         with torch.enable_grad():
             self._run(train=True)
-        self._restore(before)
-        self._work, self._outs = [], []
+        self._restore(after)
+        self._work, self._outs, self._before = [], [], {}
         seeds = records[self.peers.rank]["seeds"] if records[self.peers.rank] else 0
         if any(each["forgets"] for each in given):  # also ranks whose stages have no parameters
             self._seeds = None
@@ -414,17 +454,49 @@ class LayerModule(MeanModule):
         kind = Schedule1F1B if train and number >= size else ScheduleGPipe
         return kind(made, number, loss_fn=_loss if train else None, scale_grads=False)
 
-    def _share_buffers(self, before: list[Tensor]) -> None:
-        """Let all ranks have what the layers of each have written into buffers."""
-        if self.peers.size == 1 or not self.module.training:
-            return
-        for was, buffer in zip(before, self.module.buffers(), strict=True):
-            if buffer.dtype != torch.bool:
-                buffer.detach().copy_(was + self.peers.sum(buffer.detach() - was))
+    # Buffers ###############################################################################
 
-    def _restore(self, before: list[Tensor]) -> None:
-        for was, buffer in zip(before, self.module.buffers(), strict=True):
-            buffer.detach().copy_(was)
+    def _copied(self, places: Collection[int] | None = None) -> dict[int, Tensor]:
+        """Copies of buffers, by their places among all."""
+        pairs = enumerate(self.module.buffers())
+        return {n: each.clone() for n, each in pairs if places is None or n in places}
+
+    def _restore(self, before: Mapping[int, Tensor]) -> None:
+        if not before:
+            return
+        buffers = list(self.module.buffers())
+        for place, was in before.items():
+            buffers[place].detach().copy_(was)
+
+    def _share_buffers(self, before: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        """Let all ranks have what the layers of one have written; return what was there before.
+
+        Raises:
+            ValueError: If layers of several ranks have written into one buffer.
+        """
+        if not before:
+            return {}
+        named = dict(self.module.named_buffers())
+        own = [_bytes(buffer) for buffer in named.values()]
+        pairs = zip(before.values(), own, strict=True)
+        changed = torch.stack([(_bytes(was) != now).any() for was, now in pairs]).int()
+        writers = self.peers.sum(changed.clone()).tolist()
+        for name, number in zip(named, writers, strict=True):
+            if number > 1:
+                self._restore(before)
+                raise ValueError(
+                    f"layers of {number} ranks write into the buffer {name!r}: give each a module "
+                    "of its own, such as a BatchNorm, or put them on one rank, device_map="
+                )
+        written = [place for place, number in enumerate(writers) if number]
+        if written:
+            # As bytes, of which only one rank has some that are not 0.
+            sums = self.peers.sum(torch.cat([own[n] * changed[n].byte() for n in written]))
+            buffers = [each.detach() for each in named.values()]
+            for n, part in zip(written, sums.split([len(own[n]) for n in written]), strict=True):
+                # Copied, as numbers may begin at a place that their size does not divide.
+                buffers[n].copy_(part.clone().view(buffers[n].dtype).view(buffers[n].shape))
+        return {n: before[n] for n in written}
 
     # Epochs ################################################################################
 
@@ -454,9 +526,10 @@ def _loss(output: Tensor, target: Tensor) -> Tensor:
     return output.sum()
 
 
-def _key(batch: Any, training: list[bool]) -> str:
+def _key(batch: Any, said: Any) -> str:
     """All that the steps of a forward depend on."""
-    return json.dumps([batch["fixed"], sorted(batch["tensors"]), batch["keys"], training])
+    of_model = [said["training"], sorted(said["set"].items())]
+    return json.dumps([batch["fixed"], sorted(batch["tensors"]), batch["keys"], *of_model])
 
 
 def _sizes(batch: Any) -> dict[str, int]:

@@ -6,10 +6,12 @@ from rank to rank. Inputs do not: a stage that uses an input has it from the ran
 
 from __future__ import annotations
 
+import json
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
@@ -22,6 +24,87 @@ _WHOLE = ("aggr", "conv", "dense", "encoding", "kge", "norm", "pool", "unpool")
 
 _BY_TYPE = (pyg.HeteroConv, pyg.HeteroDictLinear)
 """Modules that have a layer for each type, and no more."""
+
+_OF_NUMPY = (np.bool_, np.integer, np.floating)
+_CONSTANT = (bool, int, float, str, *_OF_NUMPY)
+_LISTED = 100  # entries of a list; longer ones are data
+
+
+def settings_of(module: nn.Module) -> dict[str, str]:
+    """Attributes that a trace has as constants, by name, as JSON.
+
+    Those are numbers, texts, ``None`` and short lists of these, of modules that are no layers.
+    """
+    found: dict[str, str] = {}
+    for prefix, each in _entered(module, ""):
+        for name, value in vars(each).items():
+            if name not in _OF_MODULES and _is_plain(value):
+                found[prefix + name] = json.dumps(value, default=lambda number: number.item())
+    return found
+
+
+def set_setting(module: nn.Module, name: str, text: str) -> None:
+    """Set an attribute of :func:`settings_of`."""
+    path, _, attribute = name.rpartition(".")
+    owner, value = module.get_submodule(path), json.loads(text)
+    was_tuple = isinstance(vars(owner).get(attribute), tuple)
+    setattr(owner, attribute, tuple(value) if was_tuple and isinstance(value, list) else value)
+
+
+_OF_MODULES = frozenset(vars(nn.Module()))
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return len(value) <= _LISTED and all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return len(value) <= _LISTED and all(
+            isinstance(key, str) and _is_plain(each) for key, each in value.items()
+        )
+    return value is None or isinstance(value, _CONSTANT)
+
+
+def _entered(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
+    """The modules whose forward is traced, and what begins the names of their attributes."""
+    yield prefix, module
+    for name, child in module.named_children():
+        if isinstance(child, nn.ModuleList | nn.ModuleDict) or not _is_layer(child):
+            yield from _entered(child, f"{prefix}{name}.")
+
+
+def _is_layer(module: nn.Module) -> bool:
+    """True if a module stays whole."""
+    if isinstance(module, _BY_TYPE):
+        return False
+    package = type(module).__module__.split(".")
+    known = package[:2] == ["torch_geometric", "nn"] and package[2:3] != ["models"]
+    whole = known and (package[2:3] or [""])[0] in _WHOLE
+    return isinstance(module, MessagePassing) or whole or _OF_TORCH.is_leaf_module(module, "")
+
+
+_OF_TORCH = fx.Tracer()
+
+
+class _Buffer(fx.Proxy):
+    """A buffer in a trace: its shape is known, its values are not.
+
+    Args:
+        node: Gets it.
+        tracer: Traces.
+        buffer: It.
+    """
+
+    def __init__(self, node: fx.Node, tracer: fx.Tracer, buffer: Tensor) -> None:
+        super().__init__(node, tracer)
+        self._buffer = buffer
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("shape", "size", "dim", "ndim", "numel"):
+            return getattr(self._buffer, name)
+        return super().__getattr__(name)
+
+    def __len__(self) -> int:
+        return len(self._buffer)
 
 
 class _Tracer(fx.Tracer):
@@ -62,6 +145,20 @@ class _Tracer(fx.Tracer):
     def _placeholder(self, name: str) -> fx.Proxy:
         return self.create_proxy("placeholder", name, (), {})
 
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        """Take buffers as they are in each step: what is computed with one is no constant."""
+        for name, buffer in self.root.named_buffers():
+            if buffer is attr_val:
+                if name not in parameter_proxy_cache:
+                    node = self.create_node("get_attr", name, (), {})
+                    parameter_proxy_cache[name] = _Buffer(node, self, buffer)
+                return parameter_proxy_cache[name]
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
+
+    def create_arg(self, a: Any) -> Any:
+        """Take numbers of NumPy, too."""
+        return super().create_arg(a.item() if isinstance(a, _OF_NUMPY) else a)
+
     def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         """Let the result of a layer of all types be a dictionary with known keys."""
         out: Any = super().call_module(m, forward, args, kwargs)
@@ -70,12 +167,7 @@ class _Tracer(fx.Tracer):
         return out
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        if isinstance(m, _BY_TYPE):
-            return False
-        package = type(m).__module__.split(".")
-        known = package[:2] == ["torch_geometric", "nn"] and package[2:3] != ["models"]
-        whole = known and (package[2:3] or [""])[0] in _WHOLE
-        return isinstance(m, MessagePassing) or whole or super().is_leaf_module(m, "")
+        return _is_layer(m)
 
 
 class Crossing(NamedTuple):
@@ -143,6 +235,7 @@ class Program:
     Attributes:
         crossings: What goes from each stage to the next one; ``None`` if not known yet.
         out_keys: The keys of a result that is a dictionary, else ``None``.
+        is_for_once: Whether it is for one step, as the forward sets attributes of its modules.
     """
 
     def __init__(
@@ -154,12 +247,14 @@ class Program:
         strict: bool,
     ) -> None:
         self.crossings: list[list[Crossing]] | None = None
+        self.is_for_once = False
         self._steps: list[list[fx.Node]] = [[] for _ in range(number)]
         self._inputs = [node for node in graph.nodes if node.op == "placeholder" and node.users]
         self._module, self._graph = module, graph
         stage, of = 0, {}
+        alone = _of_buffers(module, graph)
         for node in graph.nodes:
-            if node.op in ("placeholder", "get_attr"):
+            if node.op in ("placeholder", "get_attr") or node in alone:
                 continue
             found = stage_of(node, stages)
             if found is not None and found < stage and strict:
@@ -170,6 +265,9 @@ class Program:
             stage = number - 1 if node.op == "output" else max(stage, found or 0)
             of[node] = stage
             self._steps[stage].append(node)
+        for node in graph.nodes:
+            _check_writes(node, of)
+        self._first = [_first_of(graph, alone, each) for each in self._steps]
         (out,) = next(node for node in graph.nodes if node.op == "output").args
         self.out_keys = list(out) if isinstance(out, dict) else None
         self._results = list(out.values()) if isinstance(out, dict) else [out]
@@ -197,9 +295,8 @@ class Program:
             inputs: Those of :meth:`needed`.
         """
         run = fx.Interpreter(self._module, garbage_collect_values=False, graph=self._graph)
-        for node in self._graph.nodes:
-            if node.op == "get_attr":
-                run.env[node] = run.run_node(node)
+        for node in self._first[stage]:
+            run.env[node] = run.run_node(node)
         run.env |= {n: inputs[str(n.target)] for n in self._inputs if str(n.target) in inputs}
         if stage:
             run.env |= dict(zip(self._crossing[stage - 1], tensors, strict=True))
@@ -271,6 +368,56 @@ class Program:
                     "node or edge: put the cut elsewhere, device_map="
                 )
         self.crossings = found
+
+
+def _check_writes(node: fx.Node, stages: Mapping[fx.Node, int]) -> None:
+    """Check that a buffer that the forward itself writes in place is used on that rank alone.
+
+    Raises:
+        ValueError: If it is not.
+    """
+    used = sorted({stages[user] for user in node.users if user in stages})
+    if node.op == "get_attr" and len(used) > 1 and _is_written(node):
+        raise ValueError(
+            f"{node.target!r} is written by the forward and used on ranks {used[0]} and {used[1]}: "
+            "put what uses it on one rank, device_map="
+        )
+
+
+def _is_written(node: fx.Node) -> bool:
+    """True if a method writes into it in place."""
+    methods = [user for user in node.users if user.op == "call_method" and user.args[0] is node]
+    return any(str(user.target).endswith("_") for user in methods)
+
+
+_RANDOM = ("bernoulli", "dropout", "exponential", "multinomial", "normal", "poisson", "rand")
+
+
+def _of_buffers(module: nn.Module, graph: fx.Graph) -> set[fx.Node]:
+    """Steps that follow from buffers alone: each rank computes those that it needs itself."""
+    buffers, found = {name for name, _ in module.named_buffers()}, set[fx.Node]()
+    for node in graph.nodes:
+        inputs, name = node.all_input_nodes, getattr(node.target, "__name__", str(node.target))
+        if node.op not in ("call_function", "call_method") or not inputs:
+            continue
+        known = all(
+            each in found
+            or (each.op == "get_attr" and each.target in buffers and not _is_written(each))
+            for each in inputs
+        )
+        repeats = not name.endswith("_") and not any(word in name for word in _RANDOM)
+        if known and repeats and not _is_written(node):
+            found.add(node)
+    return found
+
+
+def _first_of(graph: fx.Graph, alone: set[fx.Node], steps: list[fx.Node]) -> list[fx.Node]:
+    """The steps of :func:`_of_buffers`, parameters and buffers that some steps need."""
+    needed = set(steps)
+    for node in reversed(list(graph.nodes)):
+        if (node.op == "get_attr" or node in alone) and needed & node.users.keys():
+            needed.add(node)
+    return [node for node in graph.nodes if node in needed and node not in steps]
 
 
 def stage_of(node: fx.Node, stages: Mapping[str, int]) -> int | None:
