@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -115,9 +117,75 @@ def test_a_picture_that_cannot_be_drawn_is_refused_at_once(
     assert writer.found == []
 
 
-def test_markdown_is_written_before_the_picture(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_refused_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
     (tmp_path / "x.png").mkdir()
-    with pytest.raises(IsADirectoryError):
+    writer = Writer()
+    for option, path, why in (
+        ("--json", tmp_path, "is a folder"),
+        ("--report", tmp_path / "file" / "x.md", "is no folder"),
+        ("--png", tmp_path / "x.png", "is a folder"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            writer.run("--dir", tmp_path / "work", option, path)
+        assert ended.value.code == 2
+        assert why in capsys.readouterr().err
+    assert writer.found == []
+
+
+def test_options_are_not_abbreviated(tmp_path: Path) -> None:
+    """``--quic`` would be a run of seconds that is not called one."""
+    for words in (["loader", "--quic"], ["store", "--di", str(tmp_path)]):
+        with pytest.raises(SystemExit) as ended:
+            command.main(words)
+        assert ended.value.code == 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "loader --nodes inf",
+        "tables --dir d --rows 1000 --memory -5",
+        "recording --batch-sizes 64,0",
+        "scale --dir d --communities 4",
+        "transport --rows-in-all 100 --rows 500",
+    ],
+)
+def test_options_that_would_fail_later_are_refused(words: str) -> None:
+    name, *argv = words.split()
+    with pytest.raises(SystemExit) as ended:
+        benchmark.arguments(command._benchmark(name), argv)
+    assert ended.value.code == 2
+
+
+def test_sigterm_cleans_up_as_an_exception_does(tmp_path: Path) -> None:
+    class Terminated(Writer):
+        def measure(self, args: argparse.Namespace, found: dict[str, Any]) -> None:
+            super().measure(args, found)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, lambda *_: None)  # would go on
+    try:
+        expected = signal.getsignal(signal.SIGTERM)
+        with pytest.raises(SystemExit) as ended:
+            Terminated().run("--dir", tmp_path / "work")
+        assert signal.getsignal(signal.SIGTERM) is expected
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_markdown_is_written_before_the_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def draw(self: Report, path: str) -> None:
+        raise RuntimeError("no ink")
+
+    monkeypatch.setattr(Report, "draw", draw)
+    with pytest.raises(RuntimeError, match="no ink"):
         Writer().run(
             *("--dir", tmp_path / "work", "--png", tmp_path / "x.png"),
             *("--report", tmp_path / "x.md"),

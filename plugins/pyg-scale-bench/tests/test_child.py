@@ -26,6 +26,10 @@ def dies(code: int) -> Iterator[None]:
     yield
 
 
+def not_finite() -> Iterator[list[float]]:
+    yield [1.0, float("nan")]
+
+
 def sleeps() -> Iterator[None]:
     time.sleep(1000)
     yield
@@ -40,7 +44,7 @@ def found_by_children(monkeypatch: pytest.MonkeyPatch) -> None:
     """The functions above, which pytest has under another name."""
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     monkeypatch.setenv("PYTHONPATH", path)
-    for function in (counts, dies, sleeps, fills):
+    for function in (counts, dies, sleeps, fills, not_finite):
         monkeypatch.setattr(function, "__module__", "test_child")
 
 
@@ -50,6 +54,10 @@ def test_steps_come_one_by_one() -> None:
     assert (one["number"], two["number"]) == (5, 6)
     assert one["pid"] == two["pid"] != os.getpid()
     assert one["said"] == "so"
+
+
+def test_what_is_not_finite_comes_as_none() -> None:
+    assert call(not_finite, {}) == [1.0, None]
 
 
 def test_one_that_ends_is_reported() -> None:

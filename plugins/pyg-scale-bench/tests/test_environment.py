@@ -39,6 +39,23 @@ def test_children_that_were_waited_for_are_no_others() -> None:
     assert own > 0.28 and whole >= busy - 0.05 and busy >= own - 0.05  # ticks of 0.01 s
 
 
+def test_children_that_still_run_are_no_others() -> None:
+    before = environment._processor_seconds()
+    code = f"import subprocess, sys\n{BURN}\nprint(flush=True)\ninput()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdin is not None and child.stdout is not None
+        child.stdout.readline()
+        during = environment._processor_seconds()
+        child.communicate(b"\n", timeout=60)
+    after = environment._processor_seconds()
+    if before is None or during is None or after is None:
+        pytest.skip("the system does not say how busy its processors are")
+    assert during[2] - before[2] > 0.28
+    assert -0.02 < after[2] - during[2] < 0.25  # the same seconds count once
+
+
 def test_where_the_system_says_nothing_no_machine_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "_processor_seconds", lambda: None)
     found: dict[str, Any] = environment.describe()

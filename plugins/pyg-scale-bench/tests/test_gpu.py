@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -202,6 +203,18 @@ def test_a_step_that_fails_costs_itself_alone(failing, monkeypatch, deadly):
 def test_a_process_that_cannot_begin_is_one_row(failing):
     ((name, row),) = gpu._rows(failing.broken, {})
     assert (name, row["ok"]) == ("broken", False)
+
+
+def test_a_run_that_is_ended_is_no_failed_step(monkeypatch):
+    """SIGTERM comes as ``SystemExit`` while a child is waited for."""
+
+    class Ended(contextlib.nullcontext):
+        def next(self):
+            raise SystemExit(143)
+
+    monkeypatch.setattr(gpu, "Child", lambda target, given, seconds: Ended(Ended()))
+    with pytest.raises(SystemExit, match="143"):
+        list(gpu._rows(gpu.measured, {"device": "cpu", "quick": True, "rounds": 1}))
 
 
 def test_what_was_found_is_written_after_every_row(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pyg_scale.ops import library
-from pyg_scale_bench import command
+from pyg_scale_bench import command, inference
 
 
 @pytest.mark.slow
@@ -30,3 +30,13 @@ def test_the_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert ("NOT ENFORCED" in files["md"].read_text()) is not found["limited"]
     assert str(folder) not in files["md"].read_text() + files["json"].read_text()
     assert files["png"].stat().st_size > 5000
+
+
+def test_nothing_is_said_of_gathering_that_was_not_measured() -> None:
+    page = Path(__file__).parents[3] / "docs" / "benchmarks" / "inference.json"
+    found = json.loads(page.read_text())
+    for name in [name for name in found["rounds"] if name.endswith("gathered")]:
+        del found["rounds"][name]
+    (table,) = inference.report(found).tables
+    assert table.rows
+    assert {row[table.header.index("times gathering")] for row in table.rows} == {""}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import socket
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,11 @@ import pytest
 import torch
 
 from pyg_scale.ops import library
-from pyg_scale_bench import command, parallel
+from pyg_scale_bench import command, parallel, parallel_rank
 from pyg_scale_bench.parallel_rank import WAYS, bytes_received
+from pyg_scale_bench.report import Report
 
+PAGES = Path(__file__).parents[3] / "docs" / "benchmarks"
 needs_kernels = pytest.mark.skipif(
     not library.status()["loaded"], reason="the kernels are not compiled"
 )
@@ -88,6 +92,65 @@ def test_the_numbers_of_a_report() -> None:
     assert halo["seconds"] == 6.0 and halo["spread"] == [5.0, 12.0] and halo["advised"]
     assert parallel.place_of_advised(results, "mesh") == (2, 2, [])
     assert parallel.different_losses(results, "mesh") == ["feature"]
+
+
+@pytest.mark.parametrize("lost", [math.nan, math.inf, None])
+def test_a_loss_that_is_not_finite_is_wrong(lost: Any) -> None:
+    names = ["halo", "halo+remat", "feature"]
+    seconds = {name: [1.0] for name in names}
+    for name, wrong in (("halo+remat", ["halo+remat"]), ("halo", names)):
+        losses = dict.fromkeys(names, 1.0) | {name: lost}
+        assert parallel.different_losses(found(seconds, losses), "mesh") == wrong
+
+
+def test_a_curve_that_is_not_finite_is_said_and_drawn(tmp_path: Path) -> None:
+    results = json.loads((PAGES / "parallel.json").read_text())
+    for rank in results["ranks"]:
+        for ways in rank.values():
+            for each in ways.values():
+                if "curve" in each:
+                    each["curve"][-1] = None
+    report = parallel.report(results)
+    assert "not finite (" in report.terminal()
+    drawn = Report(results, [], panels=[parallel.drawn_curves(results)])
+    drawn.draw(str(tmp_path / "r.png"))
+
+
+def test_what_is_of_no_use_on_so_many_ranks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command.main(["parallel", "--ways", "mesh", "--dir", str(tmp_path)])
+    assert ended.value.code == 2
+    assert "none of --ways is of use on 2 ranks" in capsys.readouterr().err
+    for page, said in (("parallel", "mesh (from 4"), ("parallel-4", "layer (at most 2")):
+        results = json.loads((PAGES / f"{page}.json").read_text())
+        assert f"left out on {len(results['ranks'])} ranks: {said} ranks" in "\n".join(
+            parallel.report(results).lines
+        )
+
+
+def test_the_first_pass_over_all_wrappers_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is loaded at first use would count as memory of the first wrapper."""
+    done: list[str] = []
+
+    def once(way: Any, graph: Any, settings: Any, each: dict[str, Any]) -> None:
+        done.append(way.method)
+        each["peak"].append(len(done))
+
+    comm = contextlib.nullcontext(type("Comm", (), {"world_size": 2}))
+    monkeypatch.setattr(parallel_rank, "_once", once)
+    monkeypatch.setattr(parallel_rank, "connect", lambda timeout: comm)
+    monkeypatch.setattr(
+        parallel_rank.pyg_scale, "open", lambda path, comm: contextlib.nullcontext(path)
+    )
+    settings = {"ways": ["ddp", "mesh", "feature"], "rounds": 2, "timeout": 1.0}
+    results = parallel_rank._of_graph("p", settings, False)
+    assert done == ["ddp", "feature"] * 3
+    assert {name: each["peak"] for name, each in results.items()} == {
+        "ddp": [3, 5],
+        "feature": [4, 6],
+    }
 
 
 def test_what_is_equal_within_quartiles_is_said() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from pyg_scale_bench import command
 from pyg_scale_bench.chart import Bar, Curves, Panel
-from pyg_scale_bench.report import Report, Table
+from pyg_scale_bench.report import Report, Table, as_json
 
 PAGES = Path(__file__).parents[3] / "docs" / "benchmarks"
 
@@ -46,6 +47,15 @@ def test_a_table_is_told_everywhere(tmp_path: Path) -> None:
     report.write(*(str(tmp_path / "deep" / f"r.{end}") for end in ("json", "png", "md")))
     assert json.loads((tmp_path / "deep" / "r.json").read_text()) == report.found
     assert "![Chart](r.png)" in (tmp_path / "deep" / "r.md").read_text()
+
+
+def test_json_has_null_for_what_is_not_finite(tmp_path: Path) -> None:
+    values = {"a": [1.5, math.nan, (math.inf, "NaN")], 2: {"b": -math.inf, "c": None, "d": True}}
+    finite = {"a": [1.5, None, [None, "NaN"]], "2": {"b": None, "c": None, "d": True}}
+    assert json.loads(as_json(values)) == finite
+    Report({**found(), **values}, []).write(str(tmp_path / "r.json"), None, None)
+    assert "NaN," not in (tmp_path / "r.json").read_text()
+    assert json.loads((tmp_path / "r.json").read_text())["a"] == finite["a"]
 
 
 def test_panels_are_drawn(tmp_path: Path) -> None:

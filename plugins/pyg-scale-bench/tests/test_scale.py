@@ -7,13 +7,15 @@ import json
 import mmap
 import shlex
 import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from pyg_scale.ops import library
-from pyg_scale_bench import command
+from pyg_scale_bench import command, graphs, scale
 from pyg_scale_bench.memory import evict
 
 SMALL = shlex.split(
@@ -48,6 +50,53 @@ def test_the_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         assert ("NOT ENFORCED" in text) is not found["limited"]
     assert str(folder) not in report + files["json"].read_text()
     assert files["png"].stat().st_size > 5000
+
+
+GRAPH = {"nodes": 20_000, "edges": 100_000, "features": 8}
+
+
+@pytest.mark.skipif(not library.status()["loaded"], reason="the kernels are not compiled")
+def test_one_batch_of_two_hops(tmp_path: Path) -> None:
+    path = str(tmp_path / "graph")
+    next(graphs.converted(path, GRAPH))
+    (found,) = scale.train(path, "1MB", 1, 0, [3, 2], 8)
+    assert found["batches"] == 1 and found["batches_per_s"] > 0
+    assert found["last_loss"] == found["first_loss"] > 1
+    again = scale.train(path, "1MB", 1, 0, [3, 2, 2, 1], 8)
+    assert next(again)["batches"] == 1
+
+
+def test_more_batches_than_an_epoch_has_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command.main(["scale", "--nodes", "20000", "--edges", "1e5", "--dir", str(tmp_path)])
+    assert ended.value.code == 2
+    assert "220 nodes to train on are 1 batches" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not library.status()["loaded"], reason="the kernels are not compiled")
+def test_what_was_found_is_written_after_every_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def call(target: Callable[..., Iterator[Any]], options: dict[str, Any], group: Any) -> Any:
+        if target is scale.train:
+            raise KeyboardInterrupt
+        return next(target(**options))
+
+    monkeypatch.setattr(scale, "call", call)
+    path, kept = tmp_path / "r.json", tmp_path / "d"
+    sizes = [f"--{name}={value}" for name, value in GRAPH.items()]
+    more = ["--batches=1", "--warmup=0", "--parts=1", "--memory=4e9", f"--json={path}"]
+    for turn in (sizes, ["--reuse"]):
+        with pytest.raises(KeyboardInterrupt):
+            command.main(["scale", *turn, *more, f"--dir={kept}", "--keep"])
+        found = json.loads(path.read_text())
+        assert [step["name"] for step in found["steps"]] == (["convert"] if turn is sizes else [])
+        assert found["settings"].items() >= GRAPH.items()  # those of the graph, if it is reused
+        assert "20,000 nodes, 100,000" in scale.report(found).terminal()
+    with pytest.raises(SystemExit, match="nodes to train on are 1 batches"):
+        command.main(["scale", "--reuse", f"--dir={kept}"])
 
 
 def test_what_the_disk_cannot_hold_is_refused_and_nothing_is_deleted(

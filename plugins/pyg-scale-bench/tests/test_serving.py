@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import time
 import weakref
 from concurrent.futures import Future
@@ -78,3 +79,12 @@ def test_no_answer_is_kept_for_the_collector_of_garbage() -> None:
 def test_a_request_that_fails_ends_the_run() -> None:
     with pytest.raises(RuntimeError, match="seven"):
         serving.InProcess(Slow()).run([6, 7, 8], [0.0] * 3)  # type: ignore[arg-type]
+
+
+def test_processor_time_of_a_server_is_finer_than_ticks() -> None:
+    server = serving.OverHttp(0, os.getpid())
+    before, begin = time.process_time(), server.cpu_seconds()
+    while time.process_time() - before < 1e-3:
+        pass
+    used = server.cpu_seconds() - begin
+    assert 1e-3 * 0.9 < used < 9e-3

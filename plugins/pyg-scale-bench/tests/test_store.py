@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import shlex
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from pyg_scale.ops import library
-from pyg_scale_bench import command, store
+from pyg_scale_bench import command, graphs, store
 
 SMALL = shlex.split(
     "--nodes 2000 --edges 20000 --features 8 --batches 3 --batch-size 32 --num-neighbors 5,3,2 "
@@ -91,6 +92,27 @@ def test_the_ratio_is_the_median_of_rounds_after_the_warm_up() -> None:
     assert "60% of the rows were in it" in text and "past the page cache" in text
 
 
+@pytest.mark.skipif(not library.status()["loaded"], reason="the kernels are not compiled")
+def test_layers_are_as_many_as_hops_and_sizes_those_of_the_graph(tmp_path: Path) -> None:
+    sizes = {"nodes": 2_000, "edges": 20_000, "features": 8, "dtype": "float16"}
+    next(graphs.converted(str(tmp_path / "graph"), {**sizes, "classes": 47}))
+    common = {"policy": "belady", "batches": 2, "batch_size": 32, "hidden": 8}
+    common |= {"workers": 0, "prefetch": 1, "trim": True, "num_neighbors": [3, 2]}
+    side = store.epochs(str(tmp_path / "graph"), 0, 0, **common)
+    next(side)
+    assert next(side)["batches"] == 2
+    side.close()
+    asked: dict[str, Any] = dict.fromkeys(sizes, 7)
+    for reuse, expected in ((False, asked), (True, sizes)):
+        args, found = (
+            argparse.Namespace(**asked, reuse=reuse, dir=tmp_path),
+            {"settings": {**asked}},
+        )
+        assert graphs.reused(args, found) is reuse
+        assert found["settings"] == expected
+        assert {name: getattr(args, name) for name in sizes} == expected
+
+
 def test_what_was_not_so_is_said() -> None:
     found = found_of([(1.0, 1.0), (1.0, 1.0)], limited=False, why_not="no root")
     found["disk"][-1]["direct"] = False
@@ -100,7 +122,13 @@ def test_what_was_not_so_is_said() -> None:
         assert said in text
 
 
-@pytest.mark.parametrize("wrong", [["--cache", "0"], ["--batches", "0"], ["--cache", "1.5"]])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *(["--cache", "0"], ["--batches", "0"], ["--cache", "1.5"]),
+        *(["--policy", "nonsense"], ["--warmup", "-1"]),
+    ],
+)
 def test_wrong_arguments(wrong: list[str], tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as end:
         command.main(["store", "--dir", str(tmp_path), *wrong])

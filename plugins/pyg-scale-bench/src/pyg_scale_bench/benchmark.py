@@ -7,7 +7,9 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +35,7 @@ class Option(NamedTuple):
             float, a list of integers, a switch, else a string.
         help: Text for ``--help``.
         type: Converts the text to the value, if the default does not determine that.
-        least: The smallest valid number.
+        least: The smallest valid number, also of each in a list.
         choices: All valid values.
         required: True if it must be given.
     """
@@ -59,19 +61,32 @@ FOLDER: Options = {
 """Options of benchmarks that write files. They write to ``args.dir``, see :func:`_own_folder`."""
 
 
+def file(text: str) -> str:
+    """The type of an option: the path of a file that can be written."""
+    path = Path(text).absolute()
+    there = next(each for each in (path, *path.parents) if each.exists())
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is a folder")
+    if there != path and not there.is_dir():
+        raise argparse.ArgumentTypeError(f"{there} is no folder")
+    if not os.access(there, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text} cannot be written")
+    return text
+
+
 def picture(text: str) -> str:
-    """The type of an option: the path of a picture that can be drawn."""
+    """The type of an option: the path of a picture that can be drawn and written."""
     try:
         check_drawable(text)
     except (ImportError, ValueError) as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-    return text
+    return file(text)
 
 
 OUTPUT: Options = {
-    "json": Option(help="write all results"),
+    "json": Option(help="write all results", type=file),
     "png": Option(help="draw it", type=picture),
-    "report": Option(help="write the report as Markdown"),
+    "report": Option(help="write the report as Markdown", type=file),
 }
 
 
@@ -117,7 +132,7 @@ def run(benchmark: Benchmark, argv: Sequence[str]) -> int:
         "settings": {k: v for k, v in vars(args).items() if k not in HIDDEN},
     }
     others = environment.Others()
-    with _own_folder(benchmark.name, args):
+    with _cleaned_up_on_sigterm(), _own_folder(benchmark.name, args):
         benchmark.measure(args, found)
     environment.complete(found["environment"], others)
     report = benchmark.report(found)
@@ -136,6 +151,7 @@ def report_again(make: Callable[[str], Benchmark], argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="pyg-scale bench report",
         description="Show the results of an earlier run, and write its report and picture again.",
+        allow_abbrev=False,
     )
     parser.add_argument("found", metavar="FILE.json", help="the file that --json wrote")
     for name in ("png", "report"):
@@ -161,6 +177,7 @@ def arguments(benchmark: Benchmark, argv: Sequence[str]) -> argparse.Namespace:
         prog=f"pyg-scale bench {benchmark.name}",
         description=benchmark.about,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,  # --quick is looked for among the arguments, and --dir is hidden
     )
     every = {**benchmark.options, "output": OUTPUT}
     for title, options in every.items():
@@ -176,7 +193,8 @@ def arguments(benchmark: Benchmark, argv: Sequence[str]) -> argparse.Namespace:
     for options in every.values():
         for name, option in options.items():
             value = getattr(args, name)
-            if option.least is not None and value is not None and value < option.least:
+            each = value if isinstance(value, list) else [] if value is None else [value]
+            if option.least is not None and any(one < option.least for one in each):
                 parser.error(f"{_flag(name)} must be at least {option.least}")
     if "dir" in args and (args.keep or _reuses(args)):
         args.dir = str(Path(args.dir).absolute() / f"{_PREFIX}{benchmark.name}")
@@ -191,7 +209,7 @@ def arguments(benchmark: Benchmark, argv: Sequence[str]) -> argparse.Namespace:
 def count(text: str) -> int:
     """Parse an integer, also written ``4e7``."""
     number = float(text)
-    if number != int(number):
+    if not number.is_integer():
         raise ValueError(f"{text} is not a whole number")
     return int(number)
 
@@ -217,6 +235,26 @@ def names_of(among: Sequence[str], or_none: bool = False) -> Callable[[str], lis
 def size_of(folder: Path) -> int:
     """Size in bytes of all files below a folder."""
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+@contextlib.contextmanager
+def _cleaned_up_on_sigterm() -> Iterator[None]:
+    """A context that SIGTERM ends as an exception does, so that servers and files do not stay."""
+    if threading.current_thread() is not threading.main_thread():  # only that one takes signals
+        yield
+        return
+    own = os.getpid()
+
+    def end(number: int, _: object) -> None:
+        if os.getpid() != own:  # a worker that was forked has nothing of ours to clean up
+            os._exit(128 + number)
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager

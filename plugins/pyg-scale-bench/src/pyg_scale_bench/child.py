@@ -16,10 +16,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pyg_scale_bench.memory import MemoryLimit
+from pyg_scale_bench.report import as_json
 
 _MODULE = "pyg_scale_bench.child"
 _SECONDS = 6 * 3600.0
 _END_SECONDS = 30.0
+
+
+class ChildEnded(SystemExit):
+    """A process ended that should have answered; ends this one, too, unless it is caught."""
 
 
 class Child:
@@ -65,7 +70,7 @@ class Child:
         """Wait for the value that the step yields.
 
         Raises:
-            SystemExit: If the process ended, for example because it exceeded its memory limit.
+            ChildEnded: If the process ended, for example because it exceeded its memory limit.
         """
         assert self._process.stdout is not None
         timer = threading.Timer(self._seconds, self._process.kill)
@@ -77,7 +82,7 @@ class Child:
         if not line:
             code = self._process.wait(_END_SECONDS)
             reason = ": it was killed, for memory or for time" if code == -9 else ", see above"
-            raise SystemExit(f"pyg-scale bench: {self.name} ended with {code}{reason}")
+            raise ChildEnded(f"pyg-scale bench: {self.name} ended with {code}{reason}")
         return json.loads(line)
 
     def next(self) -> Any:
@@ -122,7 +127,7 @@ def _main(name: str, arguments: str) -> None:
     steps = getattr(importlib.import_module(module), function)(**json.loads(arguments))
     with contextlib.closing(steps):
         for _ in sys.stdin:
-            print(json.dumps(next(steps)), file=answers, flush=True)
+            print(as_json(next(steps)), file=answers, flush=True)
 
 
 if __name__ == "__main__":

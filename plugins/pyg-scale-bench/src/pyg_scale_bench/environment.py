@@ -27,7 +27,7 @@ QUIET = 0.05
 class Others:
     """The processor time that processes besides this one and its children take, from now on.
 
-    A child counts as own once it was waited for; time that a hypervisor takes counts as others'.
+    Time that a hypervisor takes counts as others'.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,20 @@ def _processor_seconds() -> tuple[float, float, float] | None:
         return None
     ticks = [int(word) / os.sysconf("SC_CLK_TCK") for word in words]
     whole = sum(ticks)
-    return whole, whole - ticks[3] - ticks[4], sum(os.times()[:4])  # idle, and waiting for a disk
+    own = sum(os.times()[:4]) + _seconds_of_children(Path("/proc/self"))
+    return whole, whole - ticks[3] - ticks[4], own  # idle, and waiting for a disk
+
+
+def _seconds_of_children(process: Path) -> float:
+    """Processor seconds of the children that run, and of theirs."""
+    total = 0.0
+    for task in process.glob("task/*/children"):
+        for pid in memory.read(task).split():
+            child = Path("/proc") / pid
+            fields = memory.read(child / "stat").rpartition(")")[2].split()
+            total += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+            total += _seconds_of_children(child)
+    return total
 
 
 def describe() -> dict[str, Any]:

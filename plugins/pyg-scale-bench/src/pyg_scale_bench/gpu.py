@@ -20,7 +20,6 @@ are missed.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import shutil
@@ -31,19 +30,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from pyg_scale.files.place import replace_file
 from pyg_scale.ops import fused, library
 from pyg_scale_bench import environment, gpu_cases, gpu_check, gpu_loading
 from pyg_scale_bench.benchmark import Benchmark, Option
 from pyg_scale_bench.chart import Bar, Panel
-from pyg_scale_bench.child import Child
+from pyg_scale_bench.child import Child, ChildEnded
 from pyg_scale_bench.gpu_cases import GATES, Gate
-from pyg_scale_bench.report import GB, Report, Table
+from pyg_scale_bench.report import GB, Report, Table, save_so_far
 from pyg_scale_bench.rounds import OURS
 from pyg_scale_bench.steps import Gauge
 
@@ -80,7 +77,7 @@ def measure(args: argparse.Namespace, found: dict[str, Any]) -> None:
     def note(check: gpu_check.Found) -> None:
         print(f"{_RESULTS[check.ok]:<6} {check.name}: {check.detail}", file=sys.stderr)
         found["checks"].append(check._asdict())
-        _save(found, args.json, others)
+        save_so_far(found, args.json, others)
 
     given = {"device": args.device, "quick": args.quick}
     for family in FAMILIES if args.family == ALL else [args.family]:
@@ -97,20 +94,9 @@ def measure(args: argparse.Namespace, found: dict[str, Any]) -> None:
             lost = {"name": name, "side": OURS, "error": row.get("detail", "")}
             found["cases"] += row.get("cases", [lost])
             found["gates"] = gates(found)
-            _save(found, args.json, others)
+            save_so_far(found, args.json, others)
     for check in _checks_again(args):
         note(check)
-
-
-def _save(found: Mapping[str, Any], path: str | None, others: environment.Others) -> None:
-    """Write what there is so far, whole or not at all."""
-    if path is None:
-        return
-    about = dict(found["environment"])
-    environment.complete(about, others)
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({**found, "environment": about}, indent=1, default=str)
-    replace_file(Path(path), text + "\n")
 
 
 def _describe(device: torch.device) -> dict[str, Any]:
@@ -185,7 +171,7 @@ def _rows(
                     wrong = [case for case in row.get("cases", ()) if case["error"]]
                     if wrong or row.get("ok") is False:
                         break
-            except SystemExit as error:
+            except ChildEnded as error:
                 yield names[at], {"ok": False, "detail": str(error)}
                 at += 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+import pyg_scale
 from pyg_scale import cli
 from pyg_scale.datasets import planted_communities
 from pyg_scale_bench import memory
@@ -79,6 +81,23 @@ def converted(
     if status := cli.main(["convert", f"generated:{source}", path, "--overwrite", *limit]):
         raise SystemExit(status)
     yield {"peak_resident": memory.peak()}
+
+
+def reused(args: argparse.Namespace, found: dict[str, Any]) -> bool:
+    """True if the graph of an earlier run in ``args.dir`` is used again.
+
+    Its sizes then replace those of the options, and of the settings in ``found``.
+    """
+    graph = Path(args.dir).absolute() / "graph"
+    if not (args.reuse and graph.exists()):
+        return False
+    data = pyg_scale.open(graph)
+    sizes = {"nodes": data.num_nodes, "edges": data.num_edges, "features": data.num_features}
+    sizes["dtype"] = str(data.x.dtype).removeprefix("torch.")
+    for name in sizes.keys() & vars(args).keys():
+        setattr(args, name, sizes[name])
+        found["settings"][name] = sizes[name]
+    return True
 
 
 def variant_of(data: Data, variant: str) -> Data:

@@ -29,7 +29,7 @@ from pyg_scale_bench import memory
 from pyg_scale_bench.benchmark import FOLDER, Benchmark, Option, count, names_of, size_of
 from pyg_scale_bench.chart import Bar, Panel
 from pyg_scale_bench.child import Child, call
-from pyg_scale_bench.graphs import REUSE, converted
+from pyg_scale_bench.graphs import REUSE, converted, reused
 from pyg_scale_bench.report import GB, Report, Table
 
 WAYS = ("streamed", "gathered")
@@ -73,7 +73,7 @@ def measure(args: argparse.Namespace, found: dict[str, Any]) -> None:
     root = Path(args.dir).absolute()
     graph = root / "graph"
     root.mkdir(parents=True, exist_ok=True)
-    if not (args.reuse and graph.exists()):
+    if not reused(args, found):
         values = {name: getattr(args, name) for name in ("nodes", "edges", "features", "dtype")}
         call(converted, {"path": str(graph), "values": values, "memory_bytes": None})
     found["file_bytes"] = size_of(graph) + args.nodes * args.hidden * 4
@@ -198,14 +198,16 @@ def report(found: Mapping[str, Any]) -> Report:
     }
     for name, result in middle.items():
         model, _, way = name.partition(" ")
-        other = middle.get(f"{model} gathered", result)
+        other = middle.get(f"{model} gathered")
         label, done = f"{model}, {LABELS[way]}", result["done"]
         more = ">" if result["stopped"] else ""
-        faster = other["seconds"] / result["seconds"]
-        ratio = f"{faster:.1f}"
-        if other["stopped"] and way == "streamed":
-            whole = other["seconds"] / max(other["done"], 1e-9) / result["seconds"]
-            ratio = f">{faster:.1f} ({whole:,.0f})"
+        ratio = ""
+        if other is not None:
+            faster = other["seconds"] / result["seconds"]
+            ratio = f"{faster:.1f}"
+            if other["stopped"] and way == "streamed":
+                whole = other["seconds"] / max(other["done"], 1e-9) / result["seconds"]
+                ratio = f">{faster:.1f} ({whole:,.0f})"
         gb_read = "" if result["stopped"] else f"{result['read_bytes'] / GB:.2f}"
         own = "" if result["stopped"] else f"{result['own_peak'] / GB:.2f}"
         peak = result.get("peak_with_page_cache")

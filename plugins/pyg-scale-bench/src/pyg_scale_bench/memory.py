@@ -98,8 +98,8 @@ def children() -> int:
     """Private bytes of child processes, without memory shared with this process."""
     total = 0
     for task in _PROC.glob("task/*/children"):
-        for pid in _read(task).split():
-            for line in _read(Path(f"/proc/{pid}/smaps_rollup")).splitlines():
+        for pid in read(task).split():
+            for line in read(Path(f"/proc/{pid}/smaps_rollup")).splitlines():
                 if line.startswith(("Private_Clean", "Private_Dirty")):
                     total += int(line.split()[1]) * 1024
     return total
@@ -199,13 +199,14 @@ class MemoryLimit:
 
 
 def _field(path: Path, field: str) -> int | None:
-    for line in _read(path).splitlines():
+    for line in read(path).splitlines():
         if line.startswith(field + ":"):
             return int(line.split()[1]) * 1024
     return None
 
 
-def _read(path: Path) -> str:
+def read(path: Path) -> str:
+    """The text of a file of ``/proc``; empty if it is not there, as its process has ended."""
     try:
         return path.read_text()
     except OSError:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -27,7 +28,7 @@ from pyg_scale_bench.benchmark import FOLDER, Benchmark, Option, names_of
 from pyg_scale_bench.chart import Bar, Curves, Panel
 from pyg_scale_bench.child import Child, call
 from pyg_scale_bench.parallel_rank import WAYS, Way, measured, model_of, shape_of_mesh
-from pyg_scale_bench.report import Report, Table, listed
+from pyg_scale_bench.report import Report, Table, listed, number
 
 _SECONDS = 1800.0
 _MB = 1e6
@@ -268,13 +269,23 @@ def place_of_advised(found: Mapping[str, Any], graph: str) -> Place | None:
 
 
 def different_losses(found: Mapping[str, Any], graph: str) -> list[str]:
-    """The exact wrappers of the full graph whose loss is not that of the first one."""
+    """The exact wrappers of the full graph whose loss is not that of the first one.
+
+    All of them, if the first one's is not finite: no other one shows then that it is right.
+    """
     ways = numbers(found, graph)
     exact = [n for n, each in ways.items() if each["exact"] and WAYS[n].full]
     if not exact:
         return []
     expected = ways[exact[0]]["loss"]
-    return [n for n in exact if abs(ways[n]["loss"] - expected) > _NEAR * abs(expected)]
+    return [name for name in exact if not _is_near(ways[name]["loss"], expected)]
+
+
+def _is_near(loss: float | None, expected: float | None) -> bool:
+    """False also if one of them is not finite, which is ``None`` in JSON."""
+    if loss is None or expected is None or not math.isfinite(expected):
+        return False
+    return abs(loss - expected) <= _NEAR * abs(expected)
 
 
 def curves(found: Mapping[str, Any], graph: str) -> list[list[str]]:
@@ -290,7 +301,7 @@ def curves(found: Mapping[str, Any], graph: str) -> list[list[str]]:
             [
                 graph,
                 name,
-                ", ".join(f"{losses[n]:.4f} ({n + 1})" for n in places),
+                ", ".join(f"{number(losses[n], '.4f')} ({n + 1})" for n in places),
                 ", ".join(f"{first['accuracy'][n]:.4f} ({n + 1})" for n in places),
                 f"{formula / _MB:.3f}",
             ]
@@ -384,6 +395,9 @@ def report(found: Mapping[str, Any]) -> Report:
         f"median of {settings['rounds']} rounds, the slowest rank; of the full graph "
         f"{settings.get('full_steps', 1)} steps a round"
     )
+    reasons = {name: WAYS[name].why_not(settings["ranks"]) for name in settings["ways"]}
+    if left_out := [f"{name} ({why})" for name, why in reasons.items() if why]:
+        lines.append(f"left out on {settings['ranks']} ranks: {', '.join(left_out)}")
     cpus = found["environment"]["cpus"]
     if settings["ranks"] * settings["threads"] > cpus:
         lines.append(
@@ -425,7 +439,9 @@ def _side(name: str) -> str:
 def _complaint(args: argparse.Namespace) -> str | None:
     if args.only_npz and args.npz is None:
         return "--only-npz needs --npz"
-    return None if args.ways else "--ways must name a wrapper"
+    if all(WAYS[name].why_not(args.ranks) for name in args.ways):
+        return f"none of --ways is of use on {args.ranks} ranks"
+    return None
 
 
 BENCHMARK = Benchmark(

@@ -22,7 +22,7 @@ from pyg_scale.datasets import planted_communities
 from pyg_scale.loader import NeighborLoader
 from pyg_scale.loader.stats import Stats
 from pyg_scale.train import Recorder
-from pyg_scale_bench.benchmark import Benchmark, Option, numbers, size_of
+from pyg_scale_bench.benchmark import Benchmark, Option, size_of
 from pyg_scale_bench.chart import Bar, Panel
 from pyg_scale_bench.report import Report, Table
 from pyg_scale_bench.rounds import threads_of_torch
@@ -172,8 +172,8 @@ BENCHMARK = Benchmark(
             "features": Option(100, "columns", least=1),
         },
         "how": {
-            "batch_sizes": Option([64, 1024], "seeds of a step, as 64,1024", type=numbers),
-            "num_neighbors": Option([10, 5], "of each hop, as 10,5", type=numbers),
+            "batch_sizes": Option([64, 1024], "seeds of a step, as 64,1024", least=1),
+            "num_neighbors": Option([10, 5], "of each hop, as 10,5"),
             "hidden": Option(64, "channels", least=1),
             "steps": Option(30, "of an epoch", least=1),
             "rounds": Option(40, "pairs of epochs", least=1),

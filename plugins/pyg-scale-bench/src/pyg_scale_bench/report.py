@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pyg_scale.files.place import replace_file
 from pyg_scale_bench import environment
 from pyg_scale_bench.chart import Curves, Panel, draw
 
@@ -111,11 +113,56 @@ class Report:
             if path:
                 Path(path).parent.mkdir(parents=True, exist_ok=True)
         if json_path:
-            Path(json_path).write_text(json.dumps(self.found, indent=1, default=str) + "\n")
+            Path(json_path).write_text(as_json(self.found, indent=1, default=str) + "\n")
         if markdown:
             Path(markdown).write_text(self.markdown(png_path))
         if png_path:  # the last one, as drawing is the most likely to fail
             self.draw(png_path)
+
+
+def as_json(
+    value: Any, indent: int | None = None, default: Callable[[Any], Any] | None = None
+) -> str:
+    """JSON text of values; numbers that are not finite become ``null``, as JSON has no others.
+
+    Args:
+        value: The values.
+        indent: As of :func:`json.dumps`.
+        default: As of :func:`json.dumps`.
+    """
+    return json.dumps(_finite(value), indent=indent, default=default, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return value
+
+
+def save_so_far(found: Mapping[str, Any], path: str | None, others: environment.Others) -> None:
+    """Write what there is so far as JSON if ``path`` is given, whole or not at all.
+
+    Args:
+        found: The results.
+        path: The file.
+        others: What began before the work.
+    """
+    if path is None:
+        return
+    about = dict(found["environment"])
+    environment.complete(about, others)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    text = as_json({**found, "environment": about}, indent=1, default=str)
+    replace_file(Path(path), text + "\n")
+
+
+def number(value: float | None, form: str) -> str:
+    """A number as text; ``None`` is one that was not finite, see :func:`as_json`."""
+    return "not finite" if value is None else format(value, form)
 
 
 def size(num_bytes: int | None) -> str:

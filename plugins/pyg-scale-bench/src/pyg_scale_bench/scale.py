@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import numpy as np
@@ -23,14 +24,15 @@ from torch import Tensor
 
 import pyg_scale
 from pyg_scale import plugins
+from pyg_scale.datasets import StreamedCommunities
 from pyg_scale.loader import NeighborLoader
 from pyg_scale.store.topology import topology_of
-from pyg_scale_bench import memory
+from pyg_scale_bench import environment, memory
 from pyg_scale_bench.benchmark import FOLDER, Benchmark, Option, count, size_of
 from pyg_scale_bench.chart import Bar, Panel
 from pyg_scale_bench.child import call
-from pyg_scale_bench.graphs import REUSE, converted
-from pyg_scale_bench.report import GB, Report
+from pyg_scale_bench.graphs import REUSE, converted, reused
+from pyg_scale_bench.report import GB, Report, number, save_so_far
 from pyg_scale_bench.training import Trainer
 
 STREAMING = {"order": "natural", "refine": 0}
@@ -38,31 +40,46 @@ STREAMING = {"order": "natural", "refine": 0}
 larger than memory needs; other orders, and moves of single nodes, read at random.
 """
 _TEMPORARY = 12  # bytes per edge that a conversion needs temporarily
+_BATCH_SIZE = 1024
 
 
 # Measuring ################################################################################
 
 
 def measure(args: argparse.Namespace, found: dict[str, Any]) -> None:
-    """Run the steps, each under the limit."""
+    """Run the steps, each under the limit; JSON is written anew after every one.
+
+    Raises:
+        SystemExit: If the graph that is used again has too few nodes to train on.
+    """
+    others = environment.Others()
     root = Path(args.dir).absolute()
     graph = root / "graph"
     root.mkdir(parents=True, exist_ok=True)
+    again = reused(args, found)
+    if again:
+        found["settings"]["communities"] = None  # no directory says
     expected = args.nodes * (args.features * 2 + 8) + args.edges * 8
     limit = args.limit or expected // 3
     cache = int(args.cache * args.nodes * args.features * 2)
     found |= {"limit_bytes": limit, "limited": True, "cache_bytes": cache, "steps": []}
-    if not (args.reuse and graph.exists()):
+    if not again:
         names = ("nodes", "edges", "features", "communities")
         values = {name: getattr(args, name) for name in names}
         options = {"path": str(graph), "values": values, "memory_bytes": args.memory or limit // 2}
         _step(found, "convert", converted, options)
     found["file_bytes"] = size_of(graph)
+    save_so_far(found, args.json, others)
+    seeds = pyg_scale.open(graph).index_set("train")
+    assert isinstance(seeds, Tensor), "the generated graph has one node type"
+    if too_few := _too_few(args, seeds.numel()):
+        raise SystemExit(f"pyg-scale bench: {too_few}")
     if args.parts > 1:
         memory.evict(root)
         options = {"num_parts": args.parts, "method": args.method}
         out = str(root / "assignment.npy")
         _step(found, "partition", partition, {"path": str(graph), "out": out, **options})
+        save_so_far(found, args.json, others)
     memory.evict(root)
     names = ("batches", "warmup", "num_neighbors", "hidden")
     options = {name: getattr(args, name) for name in names}
@@ -134,23 +151,24 @@ def train(
         data,
         num_neighbors=num_neighbors,
         input_nodes=data.index_set("train"),
-        batch_size=1024,
+        batch_size=_BATCH_SIZE,
         shuffle=True,
         seed=0,
         num_workers=2,
         feature_store=store,
     )
-    trainer = Trainer(data.num_features, hidden, int(data.y.max()) + 1, trim=True)
-    losses, correct, seen = [], 0, 0
+    classes, layers = int(data.y.max()) + 1, len(num_neighbors)
+    trainer = Trainer(data.num_features, hidden, classes, layers=layers, trim=True)
+    losses, correct, seen = list[float](), 0, 0
     clock = time.perf_counter()
-    for number, batch in enumerate(islice(loader, warmup + batches)):
-        if number == warmup:
-            clock = time.perf_counter()
+    for batch in islice(loader, warmup + batches):
         loss, out = trainer.step(batch)
         losses.append(float(loss))
-        if number >= warmup + batches // 2:
+        if len(losses) > warmup + batches // 2:
             correct += int((out.argmax(1) == batch.y[: len(out)]).sum())
             seen += len(out)
+        if len(losses) == warmup:
+            clock = time.perf_counter()  # the first batch that counts is not loaded yet
     seconds = time.perf_counter() - clock
     yield {
         "open_seconds": opened,
@@ -158,7 +176,7 @@ def train(
         "seconds": seconds,
         "batches_per_s": (len(losses) - warmup) / seconds,
         "first_loss": losses[0],
-        "last_loss": sum(losses[-10:]) / 10,
+        "last_loss": mean(losses[-10:]),
         "accuracy_of_the_second_half": correct / max(1, seen),
         "loader": loader.stats()["total"],
         "store": store.stats(),
@@ -225,8 +243,9 @@ def _said(step: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:
     if step["name"] == "train":
         yield (
             f"opened in {1000 * result['open_seconds']:.0f} ms, {result['batches']} batches at "
-            f"{result['batches_per_s']:.2f} batches/s, loss {result['first_loss']:.2f} to "
-            f"{result['last_loss']:.2f}, accuracy on the training nodes of the second half "
+            f"{result['batches_per_s']:.2f} batches/s, loss "
+            f"{number(result['first_loss'], '.2f')} to {number(result['last_loss'], '.2f')}, "
+            "accuracy on the training nodes of the second half "
             f"{result['accuracy_of_the_second_half']:.3f}"
         )
         store = result["store"]
@@ -244,10 +263,14 @@ def _said(step: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _complaint(args: argparse.Namespace) -> str | None:
-    """Refuse a graph that does not fit on the disk."""
+    """Refuse a graph that does not fit on the disk, or has too few nodes to train on."""
     root = Path(args.dir).absolute()
+    again = args.reuse and (root / "graph").exists()
+    share = StreamedCommunities.split[0]
+    if not again and (too_few := _too_few(args, int(args.nodes * share))):
+        return too_few
     needed = args.nodes * (args.features * 2 + 16) + args.edges * (8 + _TEMPORARY)
-    if args.reuse and (root / "graph").exists():
+    if again:
         needed = args.nodes * 16
     there = next(path for path in (root, *root.parents) if path.exists())
     free = shutil.disk_usage(there).free
@@ -259,6 +282,17 @@ def _complaint(args: argparse.Namespace) -> str | None:
     )
 
 
+def _too_few(args: argparse.Namespace, seeds: int) -> str | None:
+    """The fault of options that ask for more batches than an epoch has."""
+    there = -(-seeds // _BATCH_SIZE)
+    if args.warmup + args.batches <= there:
+        return None
+    return (
+        f"{seeds:,} nodes to train on are {there} batches, fewer than --warmup and --batches: "
+        "choose fewer, or more --nodes"
+    )
+
+
 BENCHMARK = Benchmark(
     "scale",
     __doc__,
@@ -267,20 +301,20 @@ BENCHMARK = Benchmark(
             "nodes": Option(40_000_000),
             "edges": Option(600_000_000, "directed"),
             "features": Option(128, "columns of fp16"),
-            "communities": Option(172),
+            "communities": Option(172, "one for each class at least", least=172),
         },
         "how": {
             **FOLDER,
             **REUSE,
             "limit": Option(help="bytes of memory; a third of the files", type=count),
             "memory": Option(help="of the conversion; half the limit", type=count),
-            "parts": Option(4, "1 for no partition"),
+            "parts": Option(4, "1 for no partition", least=1),
             "method": Option("fennel"),
             "cache": Option(0.15, "share of the features in memory"),
-            "batches": Option(100),
-            "warmup": Option(20),
+            "batches": Option(100, least=1),
+            "warmup": Option(20, least=0),
             "num_neighbors": Option([15, 10, 5], "of each hop, as 15,10,5"),
-            "hidden": Option(128),
+            "hidden": Option(128, least=1),
         },
     },
     measure,

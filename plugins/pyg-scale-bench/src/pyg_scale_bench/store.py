@@ -24,12 +24,13 @@ from torch_geometric.data import Data
 import pyg_scale
 from pyg_scale.loader import NeighborLoader
 from pyg_scale.store import Disk
+from pyg_scale.store.cache.cached import POLICIES
 from pyg_scale_bench import memory
 from pyg_scale_bench.benchmark import FOLDER, Benchmark, Option, count, size_of
 from pyg_scale_bench.chart import Bar, Panel
 from pyg_scale_bench.child import Child, call
-from pyg_scale_bench.graphs import REUSE, converted
-from pyg_scale_bench.report import GB, Report, Table, listed
+from pyg_scale_bench.graphs import REUSE, converted, reused
+from pyg_scale_bench.report import GB, Report, Table, listed, number
 from pyg_scale_bench.training import Trainer
 
 _CLASSES = 47  # as of ogbn-products
@@ -44,7 +45,7 @@ _NOW = ("direct", "cached_bytes", "index_bytes")
 def measure(args: argparse.Namespace, found: dict[str, Any]) -> None:
     """Make the graph, and train both sides in turns."""
     graph = Path(args.dir).absolute() / "graph"
-    if not (args.reuse and graph.exists()):
+    if not reused(args, found):
         names = ("nodes", "edges", "features", "dtype")
         values = {name: getattr(args, name) for name in names} | {"classes": _CLASSES}
         call(converted, {"path": str(graph), "values": values})
@@ -130,7 +131,8 @@ def epochs(
         persistent_workers=bool(workers),
         feature_store=store,
     )
-    trainer = Trainer(data.x.size(1), hidden, int(data.y.max()) + 1, trim=trim, seed=seed)
+    classes, layers = int(data.y.max()) + 1, len(num_neighbors)
+    trainer = Trainer(data.x.size(1), hidden, classes, layers=layers, trim=trim, seed=seed)
     yield {}
     while True:
         before = {} if store is None else {name: store.stats()[name] for name in _COUNTS}
@@ -209,7 +211,7 @@ def report(found: Mapping[str, Any]) -> Report:
             f"{total['reads'] // len(disk):,} reads"
         ),
         (
-            f"training: three-layer GraphSAGE, {settings['hidden']} hidden{trimmed}, "
+            f"training: {_layers(settings)} GraphSAGE, {settings['hidden']} hidden{trimmed}, "
             f"{settings['batches']} batches of {settings['batch_size']} seeds, num_neighbors "
             f"{settings['num_neighbors']}, {settings['workers']} worker threads; a batch has "
             f"{total['nodes'] / total['batches']:,.0f} nodes"
@@ -237,6 +239,12 @@ def report(found: Mapping[str, Any]) -> Report:
     )
 
 
+def _layers(settings: Mapping[str, Any]) -> str:
+    names = {1: "one", 2: "two", 3: "three", 4: "four"}
+    count = len(settings["num_neighbors"])
+    return f"{names.get(count, count)}-layer"
+
+
 def _cells(epoch: Mapping[str, Any]) -> list[str]:
     stages = [epoch["stages"][name]["seconds"] for name in ("sample", "fetch", "wait")]
     seconds = [epoch["seconds"], epoch["first_batch"], *stages]
@@ -244,7 +252,7 @@ def _cells(epoch: Mapping[str, Any]) -> list[str]:
         *(f"{each:.1f}" for each in seconds),
         *(f"{epoch[name]:,}" if name in epoch else "" for name in ("hits", "misses")),
         f"{epoch['read_bytes'] / GB:.1f}" if "read_bytes" in epoch else "",
-        f"{epoch['loss']:.4f}",
+        number(epoch["loss"], ".4f"),
         f"{epoch['resident'] / GB:.2f} GB",
         str(epoch["load_average"]),
     ]
@@ -257,14 +265,14 @@ def _complaint(args: argparse.Namespace) -> str | None:
 
 
 _TRAINING = {
-    "policy": Option("belady", "belady, sieve or placed (by degree)"),
+    "policy": Option("belady", "placed: by degree", choices=POLICIES),
     "batches": Option(20, "of an epoch", least=1),
     "batch_size": Option(512, least=1),
     "num_neighbors": Option([15, 10, 5], "of each hop, as 15,10,5"),
-    "hidden": Option(128),
+    "hidden": Option(128, least=1),
     "trim": Option(False, "layers only on the nodes that they need"),
-    "workers": Option(2),
-    "prefetch": Option(1, "batches per worker"),
+    "workers": Option(2, least=0),
+    "prefetch": Option(1, "batches per worker", least=1),
 }
 """Options of both sides."""
 
@@ -287,7 +295,7 @@ BENCHMARK = Benchmark(
             ),
             "limit": Option(help="bytes of memory; 0.9 of the files", type=count),
             **_TRAINING,
-            "warmup": Option(1, "epochs before those that count"),
+            "warmup": Option(1, "epochs before those that count", least=0),
             "rounds": Option(3, "epochs that count", least=1),
         },
     },

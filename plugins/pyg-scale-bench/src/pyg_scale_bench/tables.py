@@ -21,7 +21,7 @@ import numpy as np
 import pyg_scale
 from pyg_scale.convert import convert
 from pyg_scale_bench import memory
-from pyg_scale_bench.benchmark import FOLDER, Benchmark, Option, count, size_of
+from pyg_scale_bench.benchmark import FOLDER, Benchmark, Option, size_of
 from pyg_scale_bench.chart import Bar, Panel
 from pyg_scale_bench.child import call
 from pyg_scale_bench.report import GB, Report
@@ -135,7 +135,8 @@ def measure(args: argparse.Namespace, found: dict[str, Any]) -> None:
     """Generate, convert, and let PyG do it in memory."""
     root = Path(args.dir).absolute()
     source, graph = root / "shop", root / "graph"
-    if not (args.reuse and (source / "manifest.yaml").exists()):
+    again = args.reuse and (source / "manifest.yaml").exists()
+    if not again:
         print("generating ...", file=sys.stderr)
         write(source, args.rows)
     found["source_bytes"] = size_of(source)
@@ -145,6 +146,8 @@ def measure(args: argparse.Namespace, found: dict[str, Any]) -> None:
         shutil.rmtree(graph, ignore_errors=True)
         options = {"source": str(source), "path": str(graph), "limit": args.memory}
         found["rounds"].append(call(converted, options))
+    if again:
+        found["settings"]["rows"] = found["rounds"][0]["rows"]
     found["graph_bytes"] = size_of(graph)
     if not args.alone:
         print("in memory by pandas and PyG ...", file=sys.stderr)
@@ -273,7 +276,7 @@ BENCHMARK = Benchmark(
         },
         "how": {
             **FOLDER,
-            "memory": Option(2_000_000_000, "bytes that the conversion may have", type=count),
+            "memory": Option(2_000_000_000, "bytes that the conversion may have", least=1),
             "rounds": Option(3, least=1),
             "alone": Option(False, "without pandas and PyG"),
         },

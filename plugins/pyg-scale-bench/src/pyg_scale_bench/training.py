@@ -20,17 +20,18 @@ from pyg_scale.store import Cached, MemoryFeatureStore, Quantized
 
 
 class GraphSAGE(nn.Module):
-    """Three layers of mean aggregation.
+    """Layers of mean aggregation.
 
     Args:
         in_channels: Number of columns of the features.
         hidden: Number of channels between layers.
         num_classes: Number of columns of the result.
+        layers: Number of layers.
     """
 
-    def __init__(self, in_channels: int, hidden: int, num_classes: int) -> None:
+    def __init__(self, in_channels: int, hidden: int, num_classes: int, layers: int) -> None:
         super().__init__()
-        sizes = [in_channels, hidden, hidden, num_classes]
+        sizes = [in_channels, *[hidden] * (layers - 1), num_classes]
         self.convs = nn.ModuleList(SAGEConv(a, b) for a, b in pairwise(sizes))
 
     def forward(
@@ -65,15 +66,24 @@ class Trainer:
         features: Number of columns of the features.
         hidden: Number of channels between layers.
         classes: Number of classes.
-        trim: If True, layers work only on the nodes and edges that are still needed.
+        layers: Number of layers.
+        trim: If True, layers work only on the nodes and edges that are still needed; there must be
+            one for each hop.
         seed: Seed of the parameters.
     """
 
     def __init__(
-        self, features: int, hidden: int, classes: int, *, trim: bool = False, seed: int = 0
+        self,
+        features: int,
+        hidden: int,
+        classes: int,
+        *,
+        layers: int = 3,
+        trim: bool = False,
+        seed: int = 0,
     ) -> None:
         torch.manual_seed(seed)
-        self.model, self.trim = GraphSAGE(features, hidden, classes), trim
+        self.model, self.trim = GraphSAGE(features, hidden, classes, layers), trim
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.003)
 
     def step(self, batch: Any) -> tuple[Tensor, Tensor]:

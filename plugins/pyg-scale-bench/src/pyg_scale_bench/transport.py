@@ -22,7 +22,7 @@ import torch
 
 from pyg_scale.comm import Communicator, connect
 from pyg_scale_bench import dist_network
-from pyg_scale_bench.benchmark import Benchmark, Option, names_of, numbers
+from pyg_scale_bench.benchmark import Benchmark, Option, names_of
 from pyg_scale_bench.chart import Bar, Panel
 from pyg_scale_bench.child import Child
 from pyg_scale_bench.report import GB, Report, Table
@@ -269,12 +269,14 @@ def report(found: Mapping[str, Any]) -> Report:
     places = list(rank["places"])
     ways = [name for name in settings["ways"] if name not in rank["missing"]]
     cases = [(place, size) for place in places for size in settings["rows"]]
+    at_most = "at most " if any(settings["rows_in_all"] % size for size in settings["rows"]) else ""
     lines = [
         *(_compared(found, way, cases) for way in ways if way != "ours" and "ours" in ways),
         (
             f"one process requests random rows of {settings['features']} fp32 columns of "
             f"{settings['nodes']:,} from another one, {settings['in_flight']} requests at a time, "
-            f"{settings['rows_in_all']:,} rows a round; {settings['threads']} thread of torch each"
+            f"{at_most}{settings['rows_in_all']:,} rows a round; {settings['threads']} thread of "
+            "torch each"
         ),
         f"{settings['rounds']} rounds after one to warm up, ways in turn; medians",
         *(f"{name}: {version}" for name, version in rank["versions"].items()),
@@ -372,7 +374,9 @@ def _complaint(args: argparse.Namespace) -> str | None:
             dist_network.rate(link)
     except ValueError as error:
         return f"--link: {error}"
-    return "--rows must be at least 1" if not args.rows or min(args.rows) < 1 else None
+    if args.rows_in_all < max(args.rows):
+        return "--rows-in-all must be at least those of a request, --rows"
+    return None
 
 
 BENCHMARK = Benchmark(
@@ -382,7 +386,7 @@ BENCHMARK = Benchmark(
         "what is requested": {
             "nodes": Option(1_000_000, "rows of the table", least=1),
             "features": Option(100, "columns of fp32", least=1),
-            "rows": Option([1_000, 10_000, 100_000], "of a request, as 1000,10000", numbers),
+            "rows": Option([1_000, 10_000, 100_000], "of a request, as 1000,10000", least=1),
             "rows_in_all": Option(800_000, "of all requests of a round", least=1),
             "in_flight": Option(4, "requests", least=1),
         },
