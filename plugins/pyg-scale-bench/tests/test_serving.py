@@ -83,8 +83,11 @@ def test_a_request_that_fails_ends_the_run() -> None:
 
 def test_processor_time_of_a_server_is_finer_than_ticks() -> None:
     server = serving.OverHttp(0, os.getpid())
-    before, begin = time.process_time(), server.cpu_seconds()
-    while time.process_time() - before < 1e-3:
+    outer = time.process_time()
+    begin = server.cpu_seconds()
+    inner = time.process_time()
+    while time.process_time() - inner < 1e-3:
         pass
+    inner = time.process_time() - inner
     used = server.cpu_seconds() - begin
-    assert 1e-3 * 0.9 < used < 9e-3
+    assert inner <= used <= time.process_time() - outer
