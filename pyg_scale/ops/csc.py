@@ -81,7 +81,11 @@ def check_edges(
 ) -> bool:
     """Check an edge list in one pass, and return True if it is sorted by destination.
 
-    Takes the arguments of :func:`build_csc`, and raises its errors.
+    Takes the arguments of :func:`build_csc`.
+
+    Raises:
+        IndexError: If a node is negative or too large; names the first such edge.
+        ValueError: If ``dst`` is declared sorted and is not; names the first such edge.
     """
     wrong, descent = _scan(dst, src, num_dst, num_src)
     if wrong >= 0:
@@ -274,7 +278,7 @@ def weight_prefix(csc: Compressed, weight: Tensor) -> Tensor:
 
 
 def checked_weights(weight: Tensor) -> Tensor:
-    """The weights of edges in ``float32`` or ``float64``.
+    """The weights of edges ``[num_edges]``, in ``float32`` or ``float64``.
 
     Args:
         weight: ``[num_edges]``, floating point or integer, by edge id.

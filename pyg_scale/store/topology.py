@@ -93,6 +93,9 @@ def checked_source(
 
     Takes the arguments of :func:`topology_of`. Missing attributes, their lengths, weights and edge
     lists are checked as there; nothing is built or kept.
+
+    Raises:
+        ValueError, IndexError, TypeError: As :func:`topology_of`.
     """
     source = _read(data, time_attr, weight_attr)
     num_nodes = _num_nodes(source)

@@ -131,7 +131,7 @@ def test_what_is_of_no_use_on_so_many_ranks(
 
 
 def test_the_first_pass_over_all_wrappers_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is loaded at first use would count as memory of the first wrapper."""
+    """Else the first wrapper would have the memory of all that is loaded at first use."""
     done: list[str] = []
 
     def once(way: Any, graph: Any, settings: Any, each: dict[str, Any]) -> None:
