@@ -87,8 +87,8 @@ class InexactExchange(HaloExchange):
         """Go on from a state. Every rank calls it.
 
         Raises:
-            ValueError: If it is of other options, or its rows are of other nodes. The same on all
-                ranks.
+            ValueError: If it is of other options, its rows are of other nodes, or it is no state.
+                The same on all ranks.
             CommError: If a rank is gone or late; names it.
         """
         with self.peers.together():
@@ -101,6 +101,9 @@ class InexactExchange(HaloExchange):
                 f"the state of the halo has {', '.join(sorted(state))}, as it was saved with other "
                 "options: give the same ones, or say what to load with only="
             )
+        step = state["step"]
+        if type(step) is not int or step < 0:
+            raise ValueError(f"the state of the halo has step {step!r}, which counts no steps")
 
 
 # A sample of the boundary ######################################################################
@@ -243,6 +246,14 @@ class StaleExchange(InexactExchange):
                 "the state has rows of other halo nodes than those of this rank, as the graph was "
                 "partitioned otherwise: to begin without rows, say what to load with only="
             )
+        received = {sum(halo.num_received) for halo in self.halos.values()}
+        sent = {sum(halo.num_sent) for halo in self.halos.values()}
+        for name, sizes in (("rows", received), ("gradients", sent)):
+            kept = [
+                row for each in state[name].values() for rows in each.values() for row in rows or ()
+            ]
+            if any(row.size(0) not in sizes for row in kept):
+                raise ValueError(f"the {name} of the state are not as many as the halo has")
 
     def _nodes(self) -> str:
         """A digest of the nodes whose rows come and go, in their order."""

@@ -44,9 +44,16 @@ def settings_of(module: nn.Module) -> dict[str, str]:
 
 
 def set_setting(module: nn.Module, name: str, text: str) -> None:
-    """Set an attribute of :func:`settings_of`."""
+    """Set an attribute of :func:`settings_of`.
+
+    Raises:
+        ValueError: If the module has no such part, or a method or parameter has the name.
+    """
     path, _, attribute = name.rpartition(".")
-    owner, value = module.get_submodule(path), json.loads(text)
+    owners = dict(_entered(module, ""))
+    owner, value = owners.get(f"{path}." if path else ""), json.loads(text)
+    if owner is None or attribute in _OF_MODULES or not _is_plain(getattr(owner, attribute, None)):
+        raise ValueError(f"another rank has set {name!r}, which is no attribute of the model here")
     was_tuple = isinstance(vars(owner).get(attribute), tuple)
     setattr(owner, attribute, tuple(value) if was_tuple and isinstance(value, list) else value)
 

@@ -311,6 +311,21 @@ def with_other_parts(path: str, folder: str) -> None:
         both, _ = begun(graph, {**STALE, "compress": TopK(0.1)})
         with pytest.raises(ValueError, match="not both gradients and halo"):
             both.rank_state.load_state_dict({"step": 1})
+        sampled, _ = begun(graph, SAMPLED)
+        for step in (-1, True, "2"):
+            with pytest.raises(ValueError, match="counts no steps"):
+                sampled.rank_state.load_state_dict({"step": step})
+        stale, _ = begun(graph, STALE)
+        stale.train()().sum().backward()
+        state = stale.rank_state.state_dict()
+        for name in ("rows", "gradients"):
+            short = {
+                place: {"next": [row[1:] for row in each["next"]], "used": None}
+                for place, each in state[name].items()
+            }
+            with pytest.raises(ValueError, match=f"the {name} of the state are not as many"):
+                stale.rank_state.load_state_dict({**state, name: short})
+        stale.rank_state.load_state_dict(state)
 
 
 def test_other_ranks_or_parts_get_no_rows(

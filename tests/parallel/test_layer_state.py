@@ -14,6 +14,7 @@ import torch_geometric.nn as pyg
 from torch import Tensor, nn
 
 from pyg_scale import parallel
+from pyg_scale.parallel.pipeline import set_setting
 from pyg_scale.testing.parallel import TOLERANCE
 from pyg_scale.testing.processes import WaitingProcesses
 
@@ -266,6 +267,9 @@ def refuse() -> None:
     model.module.shift = float(dist.get_rank())
     with pytest.raises(RuntimeError, match="ranks have set 'shift' of the model to different"):
         model(*batch(0))
+    for name in ("forward", "first.forward", "lost.shift", "training", "first"):
+        with pytest.raises(ValueError, match=f"has set '{name}', which is no attribute"):
+            set_setting(built(Scaled), name, "1.0")
 
 
 def test_what_is_refused(ranks: WaitingProcesses) -> None:
