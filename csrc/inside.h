@@ -170,6 +170,64 @@ struct BitOfEach {
     return u;
   }
 };
+
+// Of eight bits those that are set, by the eight bits: their numbers, a byte each, ascending.
+struct BitNumbers {
+  uint64_t of[256];
+
+  constexpr BitNumbers() : of{} {
+    for (int bits = 0; bits < 256; ++bits) {
+      int shift = 0;
+      for (int bit = 0; bit < 8; ++bit) {
+        if (!(bits >> bit & 1)) continue;
+        of[bits] |= static_cast<uint64_t>(bit) << shift;
+        shift += 8;
+      }
+    }
+  }
+};
+inline constexpr BitNumbers kBitNumbers;
+
+// The ends of edges that are chosen, eight edges at a time.
+[[gnu::target("avx2,popcnt")]] inline int64_t ends_inside_eights(const int32_t* target, int64_t n,
+                                                                 const Chosen& chosen, int32_t* out,
+                                                                 uint64_t* inside) {
+  const __m256i limit = _mm256_set1_epi32(static_cast<int32_t>(chosen.num_nodes()));
+  const int* bits = reinterpret_cast<const int*>(chosen.bits());
+  int64_t found = 0;
+  for (int64_t begin = 0; begin < n; begin += kBits) {
+    const int64_t size = std::min(kBits, n - begin);
+    uint64_t word = 0;
+    int64_t i = 0;
+    for (; i + 8 <= size; i += 8) {
+      const __m256i u = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(target + begin + i));
+      const __m256i beyond = _mm256_cmpeq_epi32(_mm256_max_epu32(u, limit), u);
+      if (_mm256_movemask_epi8(beyond)) [[unlikely]]
+        fail_end(target, 1, n, chosen.num_nodes());
+      const __m256i held = _mm256_i32gather_epi32(bits, _mm256_srli_epi32(u, 5), 4);
+      const __m256i left = _mm256_andnot_si256(u, _mm256_set1_epi32(31));
+      const auto has = static_cast<uint32_t>(
+          _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_sllv_epi32(held, left))));
+      const __m256i which =
+          _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<long long>(kBitNumbers.of[has])));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + found),
+                          _mm256_permutevar8x32_epi32(u, which));
+      found += std::popcount(has);
+      word |= uint64_t{has} << i;
+    }
+    for (; i < size; ++i) {
+      const int32_t u = target[begin + i];
+      if (u < 0 || u >= chosen.num_nodes()) [[unlikely]]
+        fail_end(target, 1, n, chosen.num_nodes());
+      const bool has = chosen.has(u);
+      out[found] = u;
+      found += has;
+      word |= uint64_t{has} << i;
+    }
+    *inside++ = word;
+  }
+  return found;
+}
 #endif
 
 template <typename T>
@@ -179,6 +237,9 @@ int64_t ends_inside(const T* target, int64_t stride, int64_t n, const Chosen& ch
   if constexpr (std::is_same_v<T, int32_t>) {
     if (stride == 1 && has_avx512() && chosen.num_nodes() <= INT32_MAX) {
       return ends_inside_sixteens(target, n, chosen.num_nodes(), BitOfEach{&chosen}, out, inside);
+    }
+    if (stride == 1 && has_avx2() && chosen.num_nodes() <= INT32_MAX) {
+      return ends_inside_eights(target, n, chosen, out, inside);
     }
   }
 #endif
