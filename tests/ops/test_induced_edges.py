@@ -87,6 +87,16 @@ def test_what_leads_out_of_the_graph_is_refused(name, value, message, kernels, m
         induced_edges(**arguments, drawn=torch.arange(150))
 
 
+@pytest.mark.parametrize("value", [150, -1, 2**31 - 1, -(2**31)])
+def test_a_wrong_end_is_found_at_every_place_of_a_vector(value):
+    indptr, index, _ = graph(1, degree=60, dtype=torch.int32)
+    for place in range(int(indptr[7]), int(indptr[7]) + 40):
+        wrong = index.clone()
+        wrong[place] = value
+        with pytest.raises(ValueError, match=f"index: node {value} does not exist"):
+            induced_edges(indptr, wrong, None, torch.arange(150))
+
+
 @pytest.mark.parametrize("name", ["index", "edge_id"])
 def test_columns_of_two_dtypes_are_refused(name):
     if not library.compiled():
