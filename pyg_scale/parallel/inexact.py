@@ -87,8 +87,8 @@ class InexactExchange(HaloExchange):
         """Go on from a state. Every rank calls it.
 
         Raises:
-            ValueError: If it is of other options, its rows are of other nodes, or it is no state.
-                The same on all ranks.
+            ValueError: If it is of other options, its step counts no steps, or its rows are of
+                other nodes or not as many as those. The same on all ranks.
             CommError: If a rank is gone or late; names it.
         """
         with self.peers.together():
@@ -103,7 +103,9 @@ class InexactExchange(HaloExchange):
             )
         step = state["step"]
         if type(step) is not int or step < 0:
-            raise ValueError(f"the state of the halo has step {step!r}, which counts no steps")
+            raise ValueError(
+                f"the step of a state must be the number of steps so far, at least 0 (got {step!r})"
+            )
 
 
 # A sample of the boundary ######################################################################
@@ -253,7 +255,10 @@ class StaleExchange(InexactExchange):
                 row for each in state[name].values() for rows in each.values() for row in rows or ()
             ]
             if any(row.size(0) not in sizes for row in kept):
-                raise ValueError(f"the {name} of the state are not as many as the halo has")
+                raise ValueError(
+                    f"the {name} of the state are not as many as the halo of this rank has: load "
+                    "the state that it saved, or say what to load with only="
+                )
 
     def _nodes(self) -> str:
         """A digest of the nodes whose rows come and go, in their order."""

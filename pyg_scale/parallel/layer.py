@@ -215,7 +215,8 @@ class LayerModule(MeanModule):
                     f"ranks have set {other[0]!r} of the model to different values since wrap()"
                 )
         if not records[self.peers.rank]:
-            self._follow(given[0])
+            with self.peers.announced():
+                self._follow(given[0])
         described = [
             (rank, each) for rank, said in enumerate(records) if said for each in said["batches"]
         ]
@@ -241,7 +242,11 @@ class LayerModule(MeanModule):
         return {name: text for name, text in now.items() if first.get(name) != text}
 
     def _follow(self, said: Any) -> None:
-        """Take over the modes and settings of the ranks that call the forward."""
+        """Take over the modes and settings of the ranks that call the forward.
+
+        Raises:
+            ValueError: If a setting cannot be set here; names it.
+        """
         for layer, mode in zip(self.module.modules(), said["training"], strict=True):
             layer.training = mode
         own = self._changed()

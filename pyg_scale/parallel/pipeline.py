@@ -47,13 +47,20 @@ def set_setting(module: nn.Module, name: str, text: str) -> None:
     """Set an attribute of :func:`settings_of`.
 
     Raises:
-        ValueError: If the module has no such part, or a method or parameter has the name.
+        ValueError: If the module has no such part, or it has a method, layer, parameter or mode of
+            that name.
     """
     path, _, attribute = name.rpartition(".")
-    owners = dict(_entered(module, ""))
-    owner, value = owners.get(f"{path}." if path else ""), json.loads(text)
-    if owner is None or attribute in _OF_MODULES or not _is_plain(getattr(owner, attribute, None)):
-        raise ValueError(f"another rank has set {name!r}, which is no attribute of the model here")
+    owner, value = dict(_entered(module, "")).get(f"{path}." if path else ""), json.loads(text)
+    if (
+        owner is None
+        or attribute in _OF_MODULES
+        or (attribute not in vars(owner) and not _is_plain(getattr(owner, attribute, None)))
+    ):
+        raise ValueError(
+            f"another rank has set {name!r}, which cannot be set here: make the same model on all "
+            "ranks, and give the attribute a name that no method, layer or parameter has"
+        )
     was_tuple = isinstance(vars(owner).get(attribute), tuple)
     setattr(owner, attribute, tuple(value) if was_tuple and isinstance(value, list) else value)
 

@@ -313,7 +313,7 @@ def with_other_parts(path: str, folder: str) -> None:
             both.rank_state.load_state_dict({"step": 1})
         sampled, _ = begun(graph, SAMPLED)
         for step in (-1, True, "2"):
-            with pytest.raises(ValueError, match="counts no steps"):
+            with pytest.raises(ValueError, match="must be the number of steps so far"):
                 sampled.rank_state.load_state_dict({"step": step})
         stale, _ = begun(graph, STALE)
         stale.train()().sum().backward()

@@ -14,6 +14,7 @@ import torch_geometric.nn as pyg
 from torch import Tensor, nn
 
 from pyg_scale import parallel
+from pyg_scale.errors import CommError
 from pyg_scale.parallel.pipeline import set_setting
 from pyg_scale.testing.parallel import TOLERANCE
 from pyg_scale.testing.processes import WaitingProcesses
@@ -232,6 +233,33 @@ def join() -> float:
     return model.module.shift
 
 
+def join_with_a_method() -> None:
+    """Ranks that join refuse a text for their method, and the one that computes hears of it."""
+    computes = dist.get_rank() == 1
+    model = parallel.wrap(built(Plain), "layer")
+
+    def joined() -> None:
+        with model.join(lambda: None), torch.no_grad():
+            if computes:
+                model.module.extra_repr = "a text"
+                model(*batch(0))
+
+    with pytest.raises(CommError if computes else ValueError, match=r"extra_repr.*cannot be set"):
+        joined()
+
+
+def test_a_rank_that_joins_keeps_its_methods(ranks: WaitingProcesses) -> None:
+    ranks.run(join_with_a_method, world_size=3)
+
+
+def test_a_function_may_become_a_constant() -> None:
+    model = Scaled()
+    model.act = torch.relu
+    set_setting(model, "act", "null")
+    set_setting(model, "new", "[1, 2]")
+    assert model.act is None and model.new == [1, 2]
+
+
 def test_a_rank_that_joins_has_the_attributes_of_others(ranks: WaitingProcesses) -> None:
     assert ranks.run(join, world_size=2) == [2.0] * 2
 
@@ -268,7 +296,7 @@ def refuse() -> None:
     with pytest.raises(RuntimeError, match="ranks have set 'shift' of the model to different"):
         model(*batch(0))
     for name in ("forward", "first.forward", "lost.shift", "training", "first"):
-        with pytest.raises(ValueError, match=f"has set '{name}', which is no attribute"):
+        with pytest.raises(ValueError, match=f"has set '{name}', which cannot be set here"):
             set_setting(built(Scaled), name, "1.0")
 
 
