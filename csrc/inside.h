@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <cstring>
 #include <type_traits>
 
 #include "buffer.h"
@@ -91,6 +92,7 @@ struct EdgeTable {
 
 constexpr int64_t kBits = 64;         // edges of a word of answers
 constexpr int64_t kRoomForEnds = 16;  // ends that may be written beyond those that were found
+constexpr int64_t kRoomForWords = 2;  // words that may be written beyond those that are full
 
 template <typename T>
 [[noreturn, gnu::noinline, gnu::cold]] void fail_end(const T* target, int64_t stride, int64_t n,
@@ -103,7 +105,7 @@ template <typename T>
 }
 
 // Writes the ends of `n` edges that are chosen nodes, in order, a bit for each edge to `inside`,
-// and how many there are to `*count`.
+// and how many there are to `*count`. Both have room for some more.
 template <typename T, int kStride>
 struct EndsInside {
   PYG_SCALE_INLINE void operator()(const T* target, int64_t n, const Chosen* chosen, T* out,
@@ -188,45 +190,57 @@ struct BitNumbers {
 };
 inline constexpr BitNumbers kBitNumbers;
 
-// The ends of edges that are chosen, eight edges at a time.
+// Eight ends at a time. Their bits are loaded one by one: on some processors a gather takes longer.
+struct Eights {
+  const int32_t* target;
+  int64_t n;
+  const Chosen* chosen;
+
+  // Writes those of ends `from` to `from + 7` that are chosen and of `these`, and returns which.
+  [[gnu::target("avx2"), gnu::always_inline]] inline uint32_t take(int64_t from, uint32_t these,
+                                                                   int32_t* out) const {
+    const __m256i u = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(target + from));
+    const __m256i limit = _mm256_set1_epi32(static_cast<int32_t>(chosen->num_nodes()));
+    if (_mm256_movemask_epi8(_mm256_cmpeq_epi32(_mm256_max_epu32(u, limit), u))) [[unlikely]]
+      fail_end(target, 1, n, chosen->num_nodes());
+    const __m256i at = _mm256_srli_epi32(u, 5);
+    const auto a = static_cast<uint64_t>(_mm256_extract_epi64(at, 0));
+    const auto b = static_cast<uint64_t>(_mm256_extract_epi64(at, 1));
+    const auto c = static_cast<uint64_t>(_mm256_extract_epi64(at, 2));
+    const auto d = static_cast<uint64_t>(_mm256_extract_epi64(at, 3));
+    const int* bits = reinterpret_cast<const int*>(chosen->bits());
+    const __m256i held =
+        _mm256_setr_epi32(bits[a & UINT32_MAX], bits[a >> 32], bits[b & UINT32_MAX], bits[b >> 32],
+                          bits[c & UINT32_MAX], bits[c >> 32], bits[d & UINT32_MAX], bits[d >> 32]);
+    const __m256i left = _mm256_andnot_si256(u, _mm256_set1_epi32(31));
+    const __m256i at_sign = _mm256_sllv_epi32(held, left);
+    const auto has =
+        static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(at_sign))) & these;
+    const __m256i which =
+        _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<long long>(kBitNumbers.of[has])));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm256_permutevar8x32_epi32(u, which));
+    return has;
+  }
+};
+
+// The ends of eight or more edges that are chosen. The last eight are looked up once more, so that
+// no loop goes over those that are left, which would end where no processor foresees it.
 [[gnu::target("avx2,popcnt")]] inline int64_t ends_inside_eights(const int32_t* target, int64_t n,
                                                                  const Chosen& chosen, int32_t* out,
                                                                  uint64_t* inside) {
-  const __m256i limit = _mm256_set1_epi32(static_cast<int32_t>(chosen.num_nodes()));
-  const int* bits = reinterpret_cast<const int*>(chosen.bits());
-  int64_t found = 0;
-  for (int64_t begin = 0; begin < n; begin += kBits) {
-    const int64_t size = std::min(kBits, n - begin);
-    uint64_t word = 0;
-    int64_t i = 0;
-    for (; i + 8 <= size; i += 8) {
-      const __m256i u = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(target + begin + i));
-      const __m256i beyond = _mm256_cmpeq_epi32(_mm256_max_epu32(u, limit), u);
-      if (_mm256_movemask_epi8(beyond)) [[unlikely]]
-        fail_end(target, 1, n, chosen.num_nodes());
-      const __m256i held = _mm256_i32gather_epi32(bits, _mm256_srli_epi32(u, 5), 4);
-      const __m256i left = _mm256_andnot_si256(u, _mm256_set1_epi32(31));
-      const auto has = static_cast<uint32_t>(
-          _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_sllv_epi32(held, left))));
-      const __m256i which =
-          _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<long long>(kBitNumbers.of[has])));
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + found),
-                          _mm256_permutevar8x32_epi32(u, which));
-      found += std::popcount(has);
-      word |= uint64_t{has} << i;
-    }
-    for (; i < size; ++i) {
-      const int32_t u = target[begin + i];
-      if (u < 0 || u >= chosen.num_nodes()) [[unlikely]]
-        fail_end(target, 1, n, chosen.num_nodes());
-      const bool has = chosen.has(u);
-      out[found] = u;
-      found += has;
-      word |= uint64_t{has} << i;
-    }
-    *inside++ = word;
+  const Eights eights{target, n, &chosen};
+  auto* byte = reinterpret_cast<uint8_t*>(inside);
+  int64_t found = 0, i = 0;
+  for (; i + 8 <= n; i += 8) {
+    const uint32_t has = eights.take(i, 0xFF, out + found);
+    *byte++ = static_cast<uint8_t>(has);
+    found += std::popcount(has);
   }
-  return found;
+  const int64_t known = i + 8 - n;  // of the last eight
+  const uint32_t has = eights.take(n - 8, 0xFFu << known, out + found);
+  const uint64_t last = has >> known;
+  std::memcpy(byte, &last, sizeof(last));
+  return found + std::popcount(has);
 }
 #endif
 
@@ -238,7 +252,7 @@ int64_t ends_inside(const T* target, int64_t stride, int64_t n, const Chosen& ch
     if (stride == 1 && has_avx512() && chosen.num_nodes() <= INT32_MAX) {
       return ends_inside_sixteens(target, n, chosen.num_nodes(), BitOfEach{&chosen}, out, inside);
     }
-    if (stride == 1 && has_avx2() && chosen.num_nodes() <= INT32_MAX) {
+    if (stride == 1 && n >= 8 && has_avx2() && chosen.num_nodes() <= INT32_MAX) {
       return ends_inside_eights(target, n, chosen, out, inside);
     }
   }
@@ -400,9 +414,10 @@ class FoundEdges {
   static constexpr int64_t kAhead = 16;  // nodes whose pointers are asked for
   static constexpr int64_t kSoon = 8;    // nodes whose edges are
   static constexpr int64_t kMost = 512;  // bytes of the edges of a node
+  static constexpr int64_t kFewLines = 4;
 
   // The lines of a node's edges, and what a scan that takes a line's worth at a time reaches
-  // beyond.
+  // beyond. The first few without a look at how many there are, as most nodes have that many.
   PYG_SCALE_PREFETCH static void prefetch_edges(const EdgeTable& table, int64_t v) {
     constexpr uintptr_t kLine = 64;
     const int64_t width = table.target.stride * static_cast<int64_t>(sizeof(T));
@@ -412,7 +427,8 @@ class FoundEdges {
         reinterpret_cast<uintptr_t>(table.target.data) + static_cast<uintptr_t>(from * width);
     const auto bytes = static_cast<uintptr_t>(std::min((to - from) * width, kMost));
     const uintptr_t stop = first + (bytes + kLine - 1) / kLine * kLine;
-    for (uintptr_t at = first / kLine * kLine; at < stop; at += kLine) {
+    prefetch_lines<kFewLines, 3>(reinterpret_cast<const char*>(first));
+    for (uintptr_t at = (first / kLine + kFewLines) * kLine; at < stop; at += kLine) {
       __builtin_prefetch(reinterpret_cast<const void*>(at));
     }
   }
@@ -421,7 +437,7 @@ class FoundEdges {
   int64_t scan(const T* target, int64_t stride, int64_t n, const Set& chosen) {
     const int64_t size = other_.size();
     other_.reserve(size + n + kRoomForEnds);
-    inside_.reserve(n / kBits + 1);
+    inside_.reserve(n / kBits + kRoomForWords);
     const int64_t found =
         ends_inside(target, stride, n, chosen, other_.data() + size, inside_.data());
     other_.set_size(size + found);

@@ -14,8 +14,7 @@
 
 namespace pyg_scale {
 
-// Rows that end within a line, put together before they are written: for processors that store a
-// line at a time.
+// Rows that end within a line, put together before they are written.
 class RowWriter {
  public:
   explicit RowWriter(char* to)
@@ -83,35 +82,61 @@ class LineWriter {
 };
 
 // Whether rows are written past the caches, measured on processors that need one store for a line
-// (Sapphire Rapids) and several (Milan): shorter rows and smaller outputs are written faster as
-// usual, and on the latter rows that end within a line.
+// (Sapphire Rapids), two or four (Milan): shorter rows and smaller outputs are written faster as
+// usual. Rows that end within a line are put together first, which pays with few stores a line.
 inline bool passes_caches(int64_t row_bytes, int64_t all_bytes) {
   constexpr int64_t kMegabyte = 1 << 20;
-  const bool whole_lines = row_bytes % kLine == 0;
-  if (has_wide_stores()) return row_bytes > kLine && all_bytes >= (whole_lines ? 2 : 8) * kMegabyte;
+  if (row_bytes <= kLine) return false;
+  if (row_bytes % kLine == 0) {
 #ifdef __SSE2__
-  return row_bytes > kLine && whole_lines && all_bytes >= 2 * kMegabyte;
+    return all_bytes >= 2 * kMegabyte;
+#else
+    return false;
+#endif
+  }
+#ifdef PYG_SCALE_WIDE_STORES
+  const bool halves = has_avx2() && row_bytes >= 4 * kLine;
+  return (has_wide_stores() || halves) && all_bytes >= 8 * kMegabyte;
 #else
   return false;
 #endif
 }
 
-template <typename Writer, typename At>
-int64_t write_rows_with(int64_t n, int64_t bytes, char* out, const At& at) {
-  const int64_t ahead = rows_ahead(bytes);
-  const auto prefetch = [&](int64_t i) __attribute__((always_inline)) {
-    if (const char* coming = i < n ? at(i) : nullptr) prefetch_row_start(coming, bytes);
-  };
-  for (int64_t i = 0; i < ahead; ++i) prefetch(i);
-  Writer writer(out);
-  for (int64_t i = 0; i < n; ++i) {
+// Asks for rows before they are written: for their pages first, then for their lines.
+template <typename At>
+class RowsAhead {
+ public:
+  PYG_SCALE_PREFETCH RowsAhead(int64_t n, int64_t bytes, const At& at)
+      : n_(n), bytes_(bytes), ahead_(rows_ahead(bytes)), at_(at) {
+    for (int64_t i = 0; i < ahead_; ++i) lines(i);
+  }
+
+  // Call it before row i is written.
+  PYG_SCALE_PREFETCH void before(int64_t i) const {
     if (i % kPagesAtOnce == 0) {
-      const int64_t first = i + ahead + kPagesAtOnce;
-      for (int64_t j = first; j < std::min(first + kPagesAtOnce, n); ++j) {
-        __builtin_prefetch(at(j), 0, 2);
+      const int64_t first = i + ahead_ + kPagesAtOnce;
+      for (int64_t j = first; j < std::min(first + kPagesAtOnce, n_); ++j) {
+        __builtin_prefetch(at_(j), 0, 2);
       }
     }
-    prefetch(i + ahead);
+    lines(i + ahead_);
+  }
+
+ private:
+  PYG_SCALE_PREFETCH void lines(int64_t i) const {
+    if (const char* coming = i < n_ ? at_(i) : nullptr) prefetch_row_start(coming, bytes_);
+  }
+
+  const int64_t n_, bytes_, ahead_;
+  const At& at_;
+};
+
+template <typename Writer, typename At>
+int64_t write_rows_with(int64_t n, int64_t bytes, char* out, const At& at) {
+  const RowsAhead<At> ahead(n, bytes, at);
+  Writer writer(out);
+  for (int64_t i = 0; i < n; ++i) {
+    ahead.before(i);
     const char* row = at(i);
     if (!row) [[unlikely]]
       return i;
@@ -121,12 +146,35 @@ int64_t write_rows_with(int64_t n, int64_t bytes, char* out, const At& at) {
   return n;
 }
 
+#ifdef PYG_SCALE_WIDE_STORES
+// Rows of whole lines, which go straight to their place, a line in two stores.
+template <typename At>
+[[gnu::target("avx2")]] int64_t write_rows_in_halves(int64_t n, int64_t bytes, char* out,
+                                                     const At& at) {
+  const RowsAhead<At> ahead(n, bytes, at);
+  for (int64_t i = 0; i < n; ++i, out += bytes) {
+    ahead.before(i);
+    const char* row = at(i);
+    if (!row) [[unlikely]]
+      return i;
+    stream_halves(out, row, bytes);
+  }
+  streams_end();
+  return n;
+}
+#endif
+
 // Writes the rows at(0), at(1), ... one after the other, where passes_caches() says so. Returns the
 // number of the first row that is null, or `n`. `at` must always be inlined, see prefetch.h.
 template <typename At>
 int64_t write_rows(int64_t n, int64_t bytes, char* out, const At& at) {
-  return has_wide_stores() && bytes % kLine ? write_rows_with<RowWriter>(n, bytes, out, at)
-                                            : write_rows_with<LineWriter>(n, bytes, out, at);
+  if (bytes % kLine) return write_rows_with<RowWriter>(n, bytes, out, at);
+#ifdef PYG_SCALE_WIDE_STORES
+  if (!has_wide_stores() && has_avx2() && offset_in_line(out) == 0) {
+    return write_rows_in_halves(n, bytes, out, at);
+  }
+#endif
+  return write_rows_with<LineWriter>(n, bytes, out, at);
 }
 
 }  // namespace pyg_scale

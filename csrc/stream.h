@@ -40,6 +40,33 @@ inline bool has_wide_stores() {
     _mm512_stream_si512(reinterpret_cast<__m512i*>(to + at), _mm512_loadu_si512(from + at));
   }
 }
+
+// Copies a number of lines that is known, in two stores each, without a branch.
+template <int64_t kLines>
+[[gnu::target("avx2"), gnu::always_inline]] inline void stream_few(char* to, const char* from) {
+#pragma GCC unroll 8
+  for (int64_t at = 0; at < kLines * kLine; at += kLine) {
+    const auto* source = reinterpret_cast<const __m256i*>(from + at);
+    auto* target = reinterpret_cast<__m256i*>(to + at);
+    const __m256i a = _mm256_loadu_si256(source), b = _mm256_loadu_si256(source + 1);
+    _mm256_stream_si256(target, a);
+    _mm256_stream_si256(target + 1, b);
+  }
+}
+
+// The same of any number. Blocks of lines are what makes it faster: a loop over the lines of a row
+// takes up to a fifth longer (measured on Milan).
+[[gnu::target("avx2"), gnu::always_inline]] inline void stream_halves(char* to, const char* from,
+                                                                      int64_t bytes) {
+  int64_t at = 0;
+  for (; at + 8 * kLine <= bytes; at += 8 * kLine) stream_few<8>(to + at, from + at);
+  for (; at + 4 * kLine <= bytes; at += 4 * kLine) stream_few<4>(to + at, from + at);
+  for (; at < bytes; at += kLine) stream_few<1>(to + at, from + at);
+}
+
+[[gnu::target("avx2")]] inline void stream_in_halves(char* to, const char* from, int64_t bytes) {
+  stream_halves(to, from, bytes);
+}
 #endif
 
 // Copies whole lines to where one begins. Call `streams_end` after the last one. The stores of a
@@ -47,6 +74,7 @@ inline bool has_wide_stores() {
 inline void stream_lines(char* to, const char* from, int64_t bytes) {
 #ifdef PYG_SCALE_WIDE_STORES
   if (has_wide_stores()) return stream_wide(to, from, bytes);
+  if (has_avx2()) return stream_in_halves(to, from, bytes);
 #endif
 #ifdef __SSE2__
   for (int64_t at = 0; at < bytes; at += kLine) {

@@ -132,7 +132,7 @@ def test_large_output_for_any_number_of_threads(kernels: str) -> None:
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("row_bytes", [65, 96, 128, 400, 1601, 9000])
+@pytest.mark.parametrize("row_bytes", [65, 96, 128, 400, 832, 1088, 1601, 9000])
 @pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
 def test_outputs_larger_than_the_caches(
     kernels: str, row_bytes: int, index_dtype: torch.dtype

@@ -49,7 +49,7 @@ def results() -> Iterator[Tensor | None]:
     node = torch.randperm(ROWS, generator=torch.Generator().manual_seed(1))
     partptr = torch.tensor([0, 20, 20, 90, ROWS])
     draw = torch.Generator().manual_seed(2)
-    for row_bytes in (65, 128, 400, 1600):  # more than the caches hold
+    for row_bytes in (65, 128, 400, 832, 1600):  # more than the caches hold
         x = torch.randint(256, (300, row_bytes), dtype=torch.uint8, generator=draw)
         yield gather(x, torch.randint(300, ((9 << 20) // row_bytes,), generator=draw))
     for index, edge_id in columns():
