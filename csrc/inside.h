@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "buffer.h"
+#include "eights.h"
 #include "graph_view.h"
 #include "prefetch.h"
 #include "row_writer.h"
@@ -173,75 +174,24 @@ struct BitOfEach {
   }
 };
 
-// Of eight bits those that are set, by the eight bits: their numbers, a byte each, ascending.
-struct BitNumbers {
-  uint64_t of[256];
-
-  constexpr BitNumbers() : of{} {
-    for (int bits = 0; bits < 256; ++bits) {
-      int shift = 0;
-      for (int bit = 0; bit < 8; ++bit) {
-        if (!(bits >> bit & 1)) continue;
-        of[bits] |= static_cast<uint64_t>(bit) << shift;
-        shift += 8;
-      }
-    }
-  }
-};
-inline constexpr BitNumbers kBitNumbers;
-
-// Eight ends at a time. Their bits are loaded one by one: on some processors a gather takes longer.
-struct Eights {
+// The ends that are chosen.
+struct ChosenOfEight {
   const int32_t* target;
-  int64_t n;
-  const Chosen* chosen;
+  int64_t n, num_nodes;
+  const uint32_t* bits;
 
-  // Writes those of ends `from` to `from + 7` that are chosen and of `these`, and returns which.
   [[gnu::target("avx2"), gnu::always_inline]] inline uint32_t take(int64_t from, uint32_t these,
                                                                    int32_t* out) const {
-    const __m256i u = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(target + from));
-    const __m256i limit = _mm256_set1_epi32(static_cast<int32_t>(chosen->num_nodes()));
+    const __m256i u = load_eight<1>(target + from);
+    const __m256i limit = _mm256_set1_epi32(static_cast<int32_t>(num_nodes));
     if (_mm256_movemask_epi8(_mm256_cmpeq_epi32(_mm256_max_epu32(u, limit), u))) [[unlikely]]
-      fail_end(target, 1, n, chosen->num_nodes());
-    const __m256i at = _mm256_srli_epi32(u, 5);
-    const auto a = static_cast<uint64_t>(_mm256_extract_epi64(at, 0));
-    const auto b = static_cast<uint64_t>(_mm256_extract_epi64(at, 1));
-    const auto c = static_cast<uint64_t>(_mm256_extract_epi64(at, 2));
-    const auto d = static_cast<uint64_t>(_mm256_extract_epi64(at, 3));
-    const int* bits = reinterpret_cast<const int*>(chosen->bits());
-    const __m256i held =
-        _mm256_setr_epi32(bits[a & UINT32_MAX], bits[a >> 32], bits[b & UINT32_MAX], bits[b >> 32],
-                          bits[c & UINT32_MAX], bits[c >> 32], bits[d & UINT32_MAX], bits[d >> 32]);
-    const __m256i left = _mm256_andnot_si256(u, _mm256_set1_epi32(31));
-    const __m256i at_sign = _mm256_sllv_epi32(held, left);
-    const auto has =
-        static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(at_sign))) & these;
-    const __m256i which =
-        _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<long long>(kBitNumbers.of[has])));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm256_permutevar8x32_epi32(u, which));
+      fail_end(target, 1, n, num_nodes);
+    const uint32_t has = bits_of_eight(bits, u) & these;
+    store_those(out, u, has);
     return has;
   }
 };
 
-// The ends of eight or more edges that are chosen. The last eight are looked up once more, so that
-// no loop goes over those that are left, which would end where no processor foresees it.
-[[gnu::target("avx2,popcnt")]] inline int64_t ends_inside_eights(const int32_t* target, int64_t n,
-                                                                 const Chosen& chosen, int32_t* out,
-                                                                 uint64_t* inside) {
-  const Eights eights{target, n, &chosen};
-  auto* byte = reinterpret_cast<uint8_t*>(inside);
-  int64_t found = 0, i = 0;
-  for (; i + 8 <= n; i += 8) {
-    const uint32_t has = eights.take(i, 0xFF, out + found);
-    *byte++ = static_cast<uint8_t>(has);
-    found += std::popcount(has);
-  }
-  const int64_t known = i + 8 - n;  // of the last eight
-  const uint32_t has = eights.take(n - 8, 0xFFu << known, out + found);
-  const uint64_t last = has >> known;
-  std::memcpy(byte, &last, sizeof(last));
-  return found + std::popcount(has);
-}
 #endif
 
 template <typename T>
@@ -253,7 +203,8 @@ int64_t ends_inside(const T* target, int64_t stride, int64_t n, const Chosen& ch
       return ends_inside_sixteens(target, n, chosen.num_nodes(), BitOfEach{&chosen}, out, inside);
     }
     if (stride == 1 && n >= 8 && has_avx2() && chosen.num_nodes() <= INT32_MAX) {
-      return ends_inside_eights(target, n, chosen, out, inside);
+      const ChosenOfEight those{target, n, chosen.num_nodes(), chosen.bits()};
+      return take_eights(n, those, out, inside);
     }
   }
 #endif
@@ -353,7 +304,10 @@ class FoundEdges {
     const int64_t stride = table.target.stride;
     for (int64_t i = 0; i < count; ++i) {
       if (i + kAhead < count) __builtin_prefetch(pointer + node[i + kAhead]);
-      if (i + kSoon < count) prefetch_edges(table, node[i + kSoon]);
+      if (i + kSoon < count) {
+        const int64_t* coming = pointer + node[i + kSoon];
+        prefetch_entries(target, stride * static_cast<int64_t>(sizeof(T)), coming[0], coming[1]);
+      }
       const int64_t from = pointer[node[i]], to = pointer[node[i] + 1];
       check_entries(node[i], from, to, num_edges);
       const int64_t found = scan(target + from * stride, stride, to - from, chosen);
@@ -413,25 +367,6 @@ class FoundEdges {
  private:
   static constexpr int64_t kAhead = 16;  // nodes whose pointers are asked for
   static constexpr int64_t kSoon = 8;    // nodes whose edges are
-  static constexpr int64_t kMost = 512;  // bytes of the edges of a node
-  static constexpr int64_t kFewLines = 4;
-
-  // The lines of a node's edges, and what a scan that takes a line's worth at a time reaches
-  // beyond. The first few without a look at how many there are, as most nodes have that many.
-  PYG_SCALE_PREFETCH static void prefetch_edges(const EdgeTable& table, int64_t v) {
-    constexpr uintptr_t kLine = 64;
-    const int64_t width = table.target.stride * static_cast<int64_t>(sizeof(T));
-    const int64_t from = std::clamp<int64_t>(table.pointer[v], 0, table.num_edges);
-    const int64_t to = std::clamp<int64_t>(table.pointer[v + 1], from, table.num_edges);
-    const auto first =
-        reinterpret_cast<uintptr_t>(table.target.data) + static_cast<uintptr_t>(from * width);
-    const auto bytes = static_cast<uintptr_t>(std::min((to - from) * width, kMost));
-    const uintptr_t stop = first + (bytes + kLine - 1) / kLine * kLine;
-    prefetch_lines<kFewLines, 3>(reinterpret_cast<const char*>(first));
-    for (uintptr_t at = (first / kLine + kFewLines) * kLine; at < stop; at += kLine) {
-      __builtin_prefetch(reinterpret_cast<const void*>(at));
-    }
-  }
 
   template <typename Set>
   int64_t scan(const T* target, int64_t stride, int64_t n, const Set& chosen) {

@@ -33,6 +33,23 @@ PYG_SCALE_PREFETCH void prefetch_lines(const char* from) {
   for (int64_t line = 0; line < kLines; ++line) __builtin_prefetch(from + line * 64, 0, kLocality);
 }
 
+// Prefetches entries [from, to) of a column, of `width` bytes each: the first few lines without a
+// look at how many there are, as nodes usually have that many edges, and no more than half a
+// kilobyte. The entries have not been checked yet, so they may be anywhere.
+PYG_SCALE_PREFETCH void prefetch_entries(const void* column, int64_t width, int64_t from,
+                                         int64_t to) {
+  constexpr uintptr_t kLine = 64, kFew = 4, kMost = 8;
+  const auto bytes = [&](int64_t i) {
+    return static_cast<uintptr_t>(i) * static_cast<uintptr_t>(width);
+  };
+  const uintptr_t first = reinterpret_cast<uintptr_t>(column) + bytes(from);
+  const uintptr_t lines = std::min((bytes(to) - bytes(from) + kLine - 1) / kLine, kMost);
+  prefetch_lines<kFew, 3>(reinterpret_cast<const char*>(first));
+  for (uintptr_t line = kFew; line < lines; ++line) {
+    __builtin_prefetch(reinterpret_cast<const void*>(first + line * kLine));
+  }
+}
+
 // Into the second-level cache, which waits for more lines at a time than the first one.
 PYG_SCALE_PREFETCH void prefetch_row_start(const char* row, int64_t bytes) {
   const int64_t size = std::min(bytes, kRowStart);

@@ -225,7 +225,8 @@ def _node_data(
         centre = scale * generator(centre_key, _CENTRE, 0).standard_normal(
             (num_communities, num_features), dtype=np.float32
         )
-        x = np.empty((num_nodes, num_features), dtype=np.float32)
+        out["x"] = torch.empty(num_nodes, num_features)  # rows begin at lines of the caches
+        x = out["x"].numpy()
         rows = max(1, CHUNK // num_features)
 
         def fill(chunk: int) -> None:
@@ -235,7 +236,6 @@ def _node_data(
             work.done(x[part].size)
 
         work.map(fill, -(-num_nodes // rows))
-        out["x"] = torch.from_numpy(x)
     u = generator(key, _SPLIT, 0).random(num_nodes)
     begin = 0.0
     for name, share in zip(("train_mask", "val_mask", "test_mask"), split, strict=True):

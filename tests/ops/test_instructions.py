@@ -16,7 +16,9 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from torch_geometric.data import Data
 
+from pyg_scale.loader import ShaDowKHopSampler
 from pyg_scale.ops import library, sample
 from pyg_scale.ops.expand import ExpandedNodes, InEdges, expand_neighbors
 from pyg_scale.ops.gather import gather
@@ -52,6 +54,13 @@ def results() -> Iterator[Tensor | None]:
     for row_bytes in (65, 128, 400, 832, 1600):  # more than the caches hold
         x = torch.randint(256, (300, row_bytes), dtype=torch.uint8, generator=draw)
         yield gather(x, torch.randint(300, ((9 << 20) // row_bytes,), generator=draw))
+    end = next(columns())[0].to(torch.int64)
+    source = torch.arange(ROWS).repeat_interleave(indptr.diff())
+    edges = torch.stack([end, source])
+    for edge_index in (edges, edges.flip(1)):  # columns of their own, and of pairs with ids
+        graph = Data(edge_index=edge_index, num_nodes=ROWS)
+        for batch in ShaDowKHopSampler(graph, 2, 5, batch_size=40, seed=3):
+            yield from (batch.edge_index, batch.batch, batch.root_n_id)
     for index, edge_id in columns():
         alike = edge_id is None or (edge_id.dtype, edge_id.stride()) == (
             index.dtype,
