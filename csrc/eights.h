@@ -74,7 +74,7 @@ template <int kStride>
 template <typename Look>
 [[gnu::target("avx2,popcnt")]] int64_t take_eights(int64_t n, const Look& look, int32_t* out,
                                                    uint64_t* taken) {
-  const Look own = look;  // of which no byte that is written may be a part
+  const Look own = look;  // a copy: what is written as bytes might be a part of anything else
   auto* byte = reinterpret_cast<uint8_t*>(taken);
   int64_t found = 0, i = 0;
   for (; i + 8 <= n; i += 8) {
