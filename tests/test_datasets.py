@@ -151,6 +151,20 @@ def test_the_seed_decides_and_threads_do_not() -> None:
     assert not torch.equal(one.x, two.x)
 
 
+def test_defaults_of_torch_do_not_matter() -> None:
+    expected = planted_communities(500, 3000, num_features=4, seed=1)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            found = planted_communities(500, 3000, num_features=4, seed=1)
+    finally:
+        torch.set_default_dtype(before)
+    assert found.x.dtype == torch.float32
+    assert torch.equal(found.x, expected.x) and torch.equal(found.edge_index, expected.edge_index)
+    assert expected.x.data_ptr() % 64 == 0
+
+
 def test_times_and_weights_have_their_ranges() -> None:
     data = planted_communities(
         2000, 40_000, num_features=0, node_time=True, edge_time=True, edge_weight=True

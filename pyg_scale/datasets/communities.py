@@ -225,8 +225,9 @@ def _node_data(
         centre = scale * generator(centre_key, _CENTRE, 0).standard_normal(
             (num_communities, num_features), dtype=np.float32
         )
-        out["x"] = torch.empty(num_nodes, num_features)  # rows begin at lines of the caches
-        x = out["x"].numpy()
+        # NumPy's memory begins anywhere in a line of the caches, so that rows would have one more.
+        features = torch.empty(num_nodes, num_features, dtype=torch.float32, device="cpu")
+        out["x"], x = features, features.numpy()
         rows = max(1, CHUNK // num_features)
 
         def fill(chunk: int) -> None:
