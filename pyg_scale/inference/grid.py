@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -20,7 +22,8 @@ _EDGE_BYTES = 80
 _NAMES = ("src", "dst")
 
 
-class Layout(NamedTuple):
+@dataclass(frozen=True)
+class Layout:
     """A cut of the edges into cells.
 
     Attributes:
@@ -37,13 +40,13 @@ class Layout(NamedTuple):
     block: int
     chunk: int
 
-    @property
+    @cached_property
     def blocks(self) -> list[tuple[int, int]]:
         """First destination of each block, and the one after its last."""
         firsts = range(self.begin, self.end, self.block)
         return [(first, min(first + self.block, self.end)) for first in firsts]
 
-    @property
+    @cached_property
     def chunks(self) -> list[tuple[int, int]]:
         """First source of each chunk, and the one after its last."""
         firsts = range(0, self.num_src, self.chunk)
