@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import psutil
 import pytest
 import torch
@@ -18,8 +20,28 @@ import torch
 from tests import preloaded
 
 ROOT = Path(__file__).resolve().parent.parent
-PATIENCE = 5.0
+PATIENCE = 20.0
 """Seconds that threads and processes get to end after a test."""
+
+MANY_MODULES = 100
+"""So many more, and what was imported is taken out of collections of garbage once more."""
+
+# The same examples in every run, and no limits of time: a machine that is busy fails no test.
+hypothesis.settings.register_profile(
+    "pyg_scale",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("pyg_scale")
+
+_frozen_modules = 0
+
+
+def pytest_sessionstart() -> None:
+    """Garbage is not looked for among a million objects that keep growing while tests are read."""
+    gc.disable()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -46,9 +68,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What was imported stays: to look through its million objects again takes half a second."""
-    gc.collect()
-    gc.freeze()
+    """Look for garbage again, but not among what was imported."""
+    _freeze()
+    gc.enable()
+
+
+def _freeze() -> None:
+    """What was imported stays: to look through its million objects takes a second each time."""
+    global _frozen_modules
+    if len(sys.modules) >= _frozen_modules + MANY_MODULES:
+        gc.collect()
+        gc.freeze()
+        _frozen_modules = len(sys.modules)
 
 
 @pytest.fixture(scope="session")
@@ -72,6 +103,7 @@ def fused_at_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def leaves_nothing_behind() -> Iterator[None]:
     """Fails a test that leaves a thread of ours, a process, or another environment."""
+    _freeze()
     threads, processes = set(_threads()), set(_processes())
     environment, settings = _environment(), _torch_settings()
     yield
@@ -148,8 +180,24 @@ def _torch_settings() -> tuple[object, ...]:
 
 
 def _until_empty(find: Callable[[], set]) -> set:
-    deadline = time.monotonic() + PATIENCE
-    while (left := find()) and time.monotonic() < deadline:
-        gc.collect()  # an iterator that a failed test still holds ends its threads when it goes
+    start = time.monotonic()
+    deadline = start + PATIENCE
+    while (left := find()) and time.monotonic() < min(deadline, start + 5 * PATIENCE):
+        # An iterator that a failed test still holds ends its threads when it goes.
+        if not _collect():
+            deadline = time.monotonic() + PATIENCE
         time.sleep(0.05)
     return left
+
+
+def _collect() -> bool:
+    """Collect garbage; returns False if nothing was done, as another thread is about it."""
+    threads = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        threads.append(threading.get_ident())
+
+    gc.callbacks.append(note)
+    gc.collect()
+    gc.callbacks.remove(note)
+    return threading.get_ident() in threads

@@ -197,11 +197,12 @@ def test_list_prints_skipped_plugins_to_stderr(tmp_path):
     (info / "entry_points.txt").write_text("[pyg_scale]\nx = broken\n")
     (tmp_path / "broken.py").write_text("import nowhere")
     path = os.pathsep.join([str(ROOT), str(tmp_path)])
-    done = run("plugins", PYTHONPATH=path, PYG_SCALE_PLUGINS="broken")
+    env = {"PYTHONPATH": path, "PYG_SCALE_PLUGINS": "broken", "python": preloaded.python()}
+    done = run("plugins", **env)
     assert done.returncode == 0
     assert done.stderr.count("nowhere") == 1
     assert "broken 0.3 was skipped" in done.stderr
-    assert run("plugins", "--check", PYTHONPATH=path, PYG_SCALE_PLUGINS="broken").returncode == 1
+    assert run("plugins", "--check", **env).returncode == 1
 
 
 def test_show_prints_options_abilities_and_documentation(adds, capsys):
@@ -313,7 +314,8 @@ def test_the_module_that_check_writes_is_valid(adds):
 
 
 def test_doctor_prints_a_block_to_paste():
-    done = run("doctor", PYG_SCALE_TRACE_PLUGINS="0", PYG_SCALE_KERNELS="never")
+    env = {"PYG_SCALE_TRACE_PLUGINS": "0", "PYG_SCALE_KERNELS": "never"}
+    done = run("doctor", python=preloaded.python(), **env)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith("```\n")
     assert done.stdout.endswith("```\n")

@@ -61,7 +61,7 @@ def imports(node: ast.AST, deferred: bool = True) -> Iterator[str]:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.expr):
             continue
-        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+        if isinstance(child, ast.If) and names_type_checking(child.test):
             continue
         if not deferred and isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
@@ -71,6 +71,10 @@ def imports(node: ast.AST, deferred: bool = True) -> Iterator[str]:
         elif isinstance(child, ast.Import):
             yield from (alias.name for alias in child.names if alias.name in modules())
         yield from imports(child, deferred)
+
+
+def names_type_checking(test: ast.expr) -> bool:
+    return "TYPE_CHECKING" in (getattr(test, "id", None), getattr(test, "attr", None))
 
 
 def test_no_small_module_serves_one_sibling_alone() -> None:

@@ -192,6 +192,7 @@ def test_it_conforms(made):
     assert "failed" not in out
 
 
+@pytest.mark.slow
 def test_its_own_tests_pass(made):
     project, site = made
     out = run(

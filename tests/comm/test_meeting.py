@@ -71,6 +71,7 @@ def test_a_larger_or_smaller_attempt_follows() -> None:
         assert [each["of"] for each in met[-1].said] == [world_size] * world_size
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("missing", [{1}, {2, 3}, {0}, {0, 2}])
 def test_who_did_not_come_is_named_by_everyone(missing: set[int]) -> None:
     store = HashStore()

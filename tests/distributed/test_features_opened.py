@@ -35,6 +35,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return in_parts(edges_with_features(), tmp_path_factory.mktemp("opened"), 3)
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("options", [{}, {"cache_ratio": 0.2}, {"through": "requests"}], ids=str)
 @pytest.mark.parametrize("data", [edges_with_features(), graphs.hetero()], ids=["homo", "hetero"])
 def test_batches(tmp_path: Path, data: Any, options: dict[str, Any]) -> None:

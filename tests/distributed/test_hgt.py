@@ -52,6 +52,7 @@ def _compare(expected: Any, paths: list[Path], **options: Any) -> None:
         assert_same_batches(batches, found)
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("index_dtype", [torch.int64, torch.int32], ids=str)
 @pytest.mark.parametrize("options", WAYS, ids=shown)
 def test_every_option_on_ranks(

@@ -42,6 +42,7 @@ def test_shares_are_what_they_should_be(readable: list[set[int]], num_parts: int
     assert busy == {rank for rank, each in enumerate(readable) if each}
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(("world_size", "num_parts"), [(2, 3), (3, 2), (4, 2), (4, 9)])
 def test_agreed_on_all_ranks(tmp_path: Path, world_size: int, num_parts: int) -> None:
     path = in_parts(graphs.hostile(), tmp_path, num_parts)

@@ -69,6 +69,7 @@ def test_every_option_of_a_homogeneous_graph(tmp_path: Path, options: dict[str, 
     _everywhere(data, path, 2, 3, lambda graph: _neighbors(graph, seeds, **options))
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("options", WAYS, ids=shown)
 def test_every_option_of_a_heterogeneous_graph(tmp_path: Path, options: dict[str, Any]) -> None:
     data = graphs.hetero()
@@ -76,6 +77,7 @@ def test_every_option_of_a_heterogeneous_graph(tmp_path: Path, options: dict[str
     _everywhere(data, path, 3, 2, lambda graph: _neighbors(graph, ("item", None), **options))
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("options", TIMED, ids=str)
 @pytest.mark.parametrize("time_attr", ["time", "when"])
 def test_times(tmp_path: Path, time_attr: str, options: dict[str, Any]) -> None:
@@ -177,6 +179,7 @@ def test_links_and_times(tmp_path: Path) -> None:
 GRAPHS = {"facebook_pages": None, "dblp": "author", "history": "commit"}
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("method", ["random", "ldg"])
 @pytest.mark.parametrize("name", GRAPHS)
 def test_real_graphs(tmp_path: Path, data_dir: Path, name: str, method: str) -> None:

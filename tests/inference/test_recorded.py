@@ -160,6 +160,7 @@ def far(got: Tensor, expected: Tensor) -> float:
     return float((got - expected).abs().max() / expected.abs().max())
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("memory", [6_000, "1GB"])
 @pytest.mark.parametrize("name", MODELS)
 def test_is_the_forward_of_the_whole_graph(name: str, memory: Any, tmp_path: Path) -> None:
@@ -190,6 +191,7 @@ def attr_dict(data: HeteroData, name: str) -> dict[Any, Tensor]:
     return {t: data[t][name] for t in data.edge_types if name in data[t]}
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("memory", [6_000, "1GB"])
 def test_attributes_of_edges(memory: Any, tmp_path: Path) -> None:
     """From memory and from a directory, whose ids of edges are in another order."""
@@ -259,6 +261,7 @@ def test_a_model_without_methods_for_its_layers(memory: Any, tmp_path: Path) -> 
     assert far(infer(model, whole, tmp_path, memory=memory), expected) < 1e-12
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("stop_at", [1, 4, 9, 14])
 def test_a_stopped_run_goes_on(
     stop_at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -84,7 +84,7 @@ def far(got: Tensor, expected: Tensor) -> float:
     return float((got - expected).abs().max() / expected.abs().max())
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(5)
 @pytest.mark.parametrize("memory", [3_000, 30_000, "1GB"])
 @pytest.mark.parametrize("name", MODELS)
 def test_any_cut_gives_the_forward_of_the_whole(
@@ -151,6 +151,7 @@ WIDE: dict[str, Any] = {
 }
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("name", WIDE)
 def test_rows_are_read_once_for_a_block(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -168,6 +169,7 @@ def test_rows_are_read_once_for_a_block(
     assert 2 * N < sum(counts) <= 2 * 3 * N
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize(
     ("size", "width", "out", "heads", "degree", "times"),
     [

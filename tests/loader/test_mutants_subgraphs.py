@@ -39,6 +39,7 @@ def named(value: Any) -> str:
     return getattr(value, "__name__", "test")
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(("mutant", "test"), MUTANTS, ids=named)
 def test_is_caught(
     mutant: Patch, test: Callable[[], None], monkeypatch: pytest.MonkeyPatch

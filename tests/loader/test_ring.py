@@ -32,6 +32,7 @@ def noisy(batch: Any) -> Any:
     return batch
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(
     "options",
     [

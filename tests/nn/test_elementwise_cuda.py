@@ -42,6 +42,7 @@ def pair(make):
 EMULATED = ("gine", "gen, learned", "resgated, edges", "film", "cg", "cg, max", "edge, relu")
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("name", EMULATED)
 def test_layers_in_the_emulator(name, monkeypatch):
     given = given_to(name)

@@ -91,6 +91,7 @@ def test_a_layer_has_the_same_bits_and_leaves_x_unread(kind, name, data, tmp_pat
     assert not fallbacks(layer)
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", STORES)
 def test_an_epoch_of_training_has_the_same_bits(kind, workers, data, tmp_path):

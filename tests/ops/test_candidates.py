@@ -101,6 +101,7 @@ def choosing(k: int, timed: str, weighted: bool, window: bool, dtype: torch.dtyp
     return out
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize(
     ("timed", "window"),
     [("", False), ("time", False), ("time", True), ("neighbor_time", False)],
@@ -155,6 +156,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("fault", ["", *FAULTS])
 def test_alone_under_sanitizers_and_with_faults(fault):
     program = emulated.program("check_candidates.cpp", ["candidates"], fault=fault, of="candidates")

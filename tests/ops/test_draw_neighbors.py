@@ -242,6 +242,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("fault", ["", *FAULTS])
 def test_alone_under_sanitizers_and_with_faults(fault):
     program = emulated.program(

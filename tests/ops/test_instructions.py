@@ -9,7 +9,6 @@ import hashlib
 import os
 import platform
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from pyg_scale.ops.expand import ExpandedNodes, InEdges, expand_neighbors
 from pyg_scale.ops.gather import gather
 from pyg_scale.ops.induced_edges import induced_edges
 from pyg_scale.ops.join_clusters import join_clusters
+from tests import preloaded
 
 ROWS = 150
 """Nodes with so many in-edges as their number says: rows of every length are read to their end."""
@@ -88,7 +88,7 @@ def digest() -> str:
 
 def digest_with(instructions: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "tests.ops.test_instructions"],
+        [preloaded.python(), "-m", "tests.ops.test_instructions"],
         env=os.environ | {"PYG_SCALE_INSTRUCTIONS": instructions},
         cwd=Path(__file__).parents[2],
         capture_output=True,

@@ -49,6 +49,7 @@ def dense(found, size):
     return out.scatter_(1, torch.where(node < 0, size, node), score)[:, :size]
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("layout", ["int64", "int32", "strided"])
 @pytest.mark.parametrize(
     ("alpha", "eps"),

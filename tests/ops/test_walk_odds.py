@@ -54,6 +54,7 @@ def path(request, monkeypatch):
         pytest.skip("the kernels are not compiled")
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("weighted", [False, True, "small"])
 @pytest.mark.parametrize(
     ("p", "q"), [(1, 1), (0.5, 2), (3, 1), (1e9, 1e-9), (1e-9, 1e9), (1e9, 1e9), (1e-300, 1e300)]

@@ -201,7 +201,7 @@ def test_parts_have_equal_numbers_of_edges() -> None:
 
 
 def test_graphs_of_a_few_nodes() -> None:
-    for nodes in (1, 2, 3, 5):
+    for nodes in (1, 3):
         for edges in (torch.empty(2, 0, dtype=torch.int64), torch.tensor([[0], [nodes - 1]])):
             tiny = Data(x=torch.randn(nodes, 16), edge_index=edges)
             for net in (model(), pyg.GraphSAGE(16, 32, 2, 4), pyg.GAT(16, 32, 2, 4, heads=4)):
@@ -282,6 +282,7 @@ def counted(path: str) -> dict[str, tuple[int, int, int]]:
     return found
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize(
     "name", ["small world", "cora", pytest.param("tolokers", marks=pytest.mark.slow)]
 )

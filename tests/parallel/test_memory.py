@@ -167,6 +167,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return found
 
 
+@pytest.mark.matrix(8)
 @pytest.mark.parametrize(
     ("width", "depth", "dtype"),
     [
@@ -224,7 +225,7 @@ def lived(path: str, name: str, net: str) -> int:
     return min(most)
 
 
-@pytest.mark.matrix(4)
+@pytest.mark.matrix(8)
 @pytest.mark.parametrize("graph", ["dense", "near"])
 @pytest.mark.parametrize("net", list(NETS))
 @pytest.mark.parametrize("name", list(WAYS))

@@ -39,6 +39,7 @@ def test_numbers_of_a_graph_that_one_can_count():
     assert found.remote is None
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("strategy", ["by_dst", "by_src"])
 @pytest.mark.parametrize("memory", [1, "1GB"])
 def test_types_are_counted_edge_by_edge(data_dir, strategy, memory):

@@ -72,6 +72,7 @@ def steps(sampler: CudaSampler, seed: Any, time: Any = None) -> Any:
         yield bound, edges, peak(run)
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize(
     "options",
     [

@@ -31,6 +31,7 @@ def caught_by(*tests):
     return register
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(("mutant", "test"), MUTANTS, ids=lambda v: getattr(v, "__name__", v))
 def test_is_caught(mutant, test):
     failure = next(failures(SamplerTests, test, sampler=mutant()), None)

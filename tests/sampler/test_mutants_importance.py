@@ -45,6 +45,7 @@ def caught_by(*tests):
     return register
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(("mutant", "test"), MUTANTS, ids=lambda v: getattr(v, "__name__", v))
 def test_is_caught(mutant, test, monkeypatch):
     monkeypatch.setenv("PYG_SCALE_KERNELS", "never")

@@ -37,6 +37,7 @@ def kernels():
         pytest.skip(f"needs the compiled kernels: {library.status()['command']}")
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("block", range(40))
 def test_equals_the_reference_bit_for_bit(block):
     for i in range(25):
@@ -134,6 +135,7 @@ def test_storage_does_not_matter():
     assert not any(difference(samples[0], other) for other in samples[1:])
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("k", [1, 63, 64, 65, 300, 4999, 5000, -1])
 @pytest.mark.parametrize("replace", [False, True])
 @pytest.mark.parametrize("weighted", [False, True])

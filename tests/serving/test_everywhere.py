@@ -99,6 +99,7 @@ def places(
     }
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("time_attr", [None, "time", "when"])
 @pytest.mark.parametrize("kind", ["homogeneous", "heterogeneous"])
 def test_training_is_bulk_is_served(tmp_path: Path, kind: str, time_attr: str | None) -> None:

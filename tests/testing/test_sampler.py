@@ -198,6 +198,7 @@ class RowsBeyond(ReferenceSampler):
         return Chosen(row + frontier.node.numel(), position)
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

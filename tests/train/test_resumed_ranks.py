@@ -84,11 +84,13 @@ def stopped(at: Sequence[int], options: dict[str, Any]) -> tuple[list[int], bool
     return wrong, same(state, expected[-1])
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("world_size", [3, 4])
 def test_stopped_after_any_step(ranks: WaitingProcesses, world_size: int) -> None:
     assert ranks.run(stopped, range(1, 8), {}, world_size=world_size) == [([], True)] * world_size
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(
     "options",
     [

@@ -76,6 +76,7 @@ def saved(folder: Path) -> dict[str, dict[str, Any]]:
     return {file.name: json.loads(file.read_text()) for file in sorted(path.glob("rank-*.json"))}
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("world_size", [3, 2])
 def test_shards_are_saved_by_those_that_have_them(ranks, tmp_path, world_size):
     expected = trained(None, False, range(6), sharded=False)

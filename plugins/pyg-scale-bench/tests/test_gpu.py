@@ -188,6 +188,7 @@ def failing(monkeypatch):
     return importlib.import_module("gpu_steps")
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("deadly", ["ends", "waits"])
 def test_a_step_that_fails_costs_itself_alone(failing, monkeypatch, deadly):
     monkeypatch.setattr(gpu, "_STEP_SECONDS", 10.0)

@@ -16,6 +16,7 @@ from torch_geometric.nn import GraphSAGE
 import pyg_scale
 from pyg_scale.serving import Predictor
 from pyg_scale_http.command import bound
+from tests import preloaded
 
 from .clients import HOPS, ask, in_background, predictions, wait_for
 
@@ -45,7 +46,7 @@ def command(tmp_path, data, *options):
     model, graph = f"{tmp_path / 'model.py'}:make", str(tmp_path / "graph")
     arguments = f"{model} {graph} --http 127.0.0.1:0 --num-neighbors 4,3 --attributes x".split()
     process = subprocess.Popen(
-        [sys.executable, "-m", "pyg_scale.cli", "predict", *arguments, *options],
+        [preloaded.python(), "-m", "pyg_scale.cli", "predict", *arguments, *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -76,6 +76,7 @@ def _check(found: list[list[Any]], expected: list[list[Any]]) -> None:
             assert_same(one, other)
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(("size", "shift"), [(1, 0), (2, 0), (3, 1)])
 def test_batches_are_those_of_one_process(data_dir: Path, size: int, shift: int) -> None:
     data = _bare(read_npz(data_dir / "facebook_pages.npz"))

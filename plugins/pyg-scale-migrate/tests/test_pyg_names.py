@@ -99,6 +99,7 @@ def pages(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Dat
     return data, _cut(data, tmp_path_factory.mktemp("pages"))
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(
     "options", [{}, {"concurrency": 2, "num_workers": 2}, {"async_sampling": False}]
 )

@@ -16,8 +16,8 @@ class TestRedis(FeatureStoreTests):
 
 
 class TestRedisInSmallCommands(FeatureStoreTests):
-    """Two rows of the tests in a command."""
+    """Few rows of the tests in a command."""
 
     @pytest.fixture
     def feature_store(self, server):
-        return Redis(server.url, prefix="other:graph", batch_bytes=24, max_connections=3)
+        return Redis(server.url, prefix="other:graph", batch_bytes=240, max_connections=3)

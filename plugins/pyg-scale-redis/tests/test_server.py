@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -15,6 +14,7 @@ from pyg_scale.hookspecs import Check
 from pyg_scale.loader import NeighborLoader
 from pyg_scale_redis import Redis
 from pyg_scale_redis.check import check
+from tests import preloaded
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_another_process_reads_and_writes(server):
         "assert store['a', 'x', torch.tensor([5, 0])].tolist() == [[10, 11], [0, 1]]\n"
         "store['a', 'x', None] = torch.ones(2, 1, dtype=torch.int64)\n"
     )
-    subprocess.run([sys.executable, "-c", code, server.url], check=True, timeout=60)
+    subprocess.run([preloaded.python(), "-c", code, server.url], check=True, timeout=60)
     # What this process knew of the tensor is no longer so: other shape, dtype and rows.
     assert torch.equal(store["a", "x", torch.tensor([1])], torch.ones(1, 1, dtype=torch.int64))
     with pytest.raises(IndexError, match="row 5 does not exist, there are only 2 rows"):
@@ -150,7 +150,7 @@ def test_a_killed_writer_leaves_what_was_there(server):
         "store = Redis(sys.argv[1])\n"
         "store._write(('a', 'x'), Spec(torch.float32, (4,), 1000), chunks())\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, server.url], timeout=60)
+    done = subprocess.run([preloaded.python(), "-c", code, server.url], timeout=60)
     assert done.returncode == -signal.SIGKILL
     assert torch.equal(store["a", "x", None], torch.ones(1000, 4))
     with server.client() as client:

@@ -53,6 +53,7 @@ def _parted(
     return pyg_scale.open(path / "parts", verify=True)
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("kind", ["random", "range"])
 @pytest.mark.parametrize("strategy", ["by_dst", "by_src"])
 @pytest.mark.parametrize("options", [{}, {"time_attr": "time", "weight_attr": "weight"}], ids=str)
