@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	@echo "make demo    train GraphSAGE on a generated graph, beside PyG, and draw a picture"
 	@echo "make test    what every change must pass: linters, types, layers, tests, plugins, examples"
-	@echo "make test-all    the same, and then the exhaustive tests: a quarter of an hour more"
+	@echo "make test-all    the same, and then the exhaustive tests: three times as long"
 	@echo "make lint    the linters alone        make format   mend what they can"
 	@echo "make docs    the documentation site, in build/docs"
 	@echo "make kernels compile csrc/            make wheel    a wheel that holds what it compiles to"

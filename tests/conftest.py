@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PATIENCE = 20.0
 """Seconds that threads and processes get to end after a test."""
 
-MANY_MODULES = 100
+MANY_MODULES = 20
 """So many more, and what was imported is taken out of collections of garbage once more."""
 
 # The same examples in every run, and no limits of time: a machine that is busy fails no test.
