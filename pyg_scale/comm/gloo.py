@@ -209,6 +209,8 @@ class _Receiver:
         if self._process != os.getpid():  # a thread does not survive a fork
             return
         self.works.put(None)
+        if threading.current_thread() is self._thread:
+            return  # which had the last call that kept the communicator
         self._thread.join(_STOP_SECONDS)
         if self._thread.is_alive():
             _interrupt(self._group)

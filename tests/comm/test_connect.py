@@ -5,13 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import textwrap
+import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from pyg_scale import comm, plugins
+from pyg_scale.comm.gloo import Gloo
 from pyg_scale.comm.hybrid import Hybrid
 from pyg_scale.comm.local import Local
 from pyg_scale.comm.message import SIZE, empty_for, header
@@ -54,6 +59,31 @@ def test_without_an_environment_this_process_is_alone() -> None:
         x = torch.ones(2)
         assert ranks.all_gather(x)[0] is not None and ranks.broadcast(x) is not None
         assert comm.connect(ranks) is ranks
+
+
+def test_who_leaves_a_call_alone_is_told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call keeps the communicator, which then ends in the thread that receives."""
+    said: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda each: said.append(each.exc_value))
+    left = threading.Event()
+
+    def leave(group: comm.Group) -> None:
+        ranks = Gloo.join(group)
+        if group.rank == 0:
+            assert left.wait(20)
+            assert len(ranks.all_gather(torch.ones(1))) == 2
+            ranks.close()
+        else:
+            ranks.all_gather(torch.ones(1), async_op=True)
+            del ranks
+            left.set()
+
+    run_ranks(2, leave)
+    deadline = time.monotonic() + 20
+    while any(t.name == "pyg_scale-comm" for t in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert not said
 
 
 def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
