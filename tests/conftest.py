@@ -24,7 +24,7 @@ PATIENCE = 20.0
 """Seconds that threads and processes get to end after a test."""
 
 MANY_MODULES = 20
-"""So many more, and what was imported is taken out of collections of garbage once more."""
+"""Number of new modules after which all that was imported leaves collections of garbage."""
 
 # The same examples in every run, and no limits of time: a machine that is busy fails no test.
 hypothesis.settings.register_profile(
@@ -40,7 +40,7 @@ _frozen_modules = 0
 
 
 def pytest_sessionstart() -> None:
-    """Garbage is not looked for among a million objects that keep growing while tests are read."""
+    """Look for no garbage while tests are read: a million objects come, and hardly one goes."""
     gc.disable()
 
 
@@ -74,7 +74,7 @@ def pytest_collection_finish() -> None:
 
 
 def _freeze() -> None:
-    """What was imported stays: to look through its million objects takes a second each time."""
+    """Take what was imported out of collections: to look through it takes a second each time."""
     global _frozen_modules
     if len(sys.modules) >= _frozen_modules + MANY_MODULES:
         gc.collect()
