@@ -167,7 +167,6 @@ def loader(data: Any, **options: Any) -> NeighborLoader:
     return NeighborLoader(data, input_nodes=torch.arange(40), **plain | options)
 
 
-@pytest.mark.matrix(3)
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("action", ["drop", "raise", "garble", "close"])
 def test_the_next_rank_answers(tmp_path: Path, action: str, num_workers: int) -> None:

@@ -49,7 +49,6 @@ def _with_faults(paths: list[Path], faults: list[Fault], check: Any, timeout: fl
     run_ranks(len(paths), work, timeout=timeout)
 
 
-@pytest.mark.matrix(2)
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize(
     ("action", "error", "message"),

@@ -186,13 +186,13 @@ def go_on(loader: Any, wanted: list[Any], interrupts: Interrupts) -> None:
     assert next(iterator, None) is None
 
 
-@pytest.mark.parametrize("every", [37, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [19, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_at_every_line(kind: str, every: int) -> None:
     run(KINDS[kind], every)
 
 
-@pytest.mark.parametrize("every", [61, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [31, pytest.param(5, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", PROCESSES)
 def test_processes(kind: str, every: int) -> None:
     run(PROCESSES[kind], every)
@@ -213,7 +213,6 @@ def run(make: Callable[[], Any], every: int) -> None:
         loader._threads.stop()
 
 
-@pytest.mark.matrix(2)
 @pytest.mark.parametrize("kind", ["inline", "threads", "look ahead", "ring"])
 def test_by_the_handler_of_a_timer(kind: str) -> None:
     make = (KINDS | PROCESSES)[kind]

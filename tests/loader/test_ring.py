@@ -32,7 +32,6 @@ def noisy(batch: Any) -> Any:
     return batch
 
 
-@pytest.mark.matrix(2)
 @pytest.mark.parametrize(
     "options",
     [

@@ -23,7 +23,7 @@ from pyg_scale.loader.seeds.share import (
 
 COUNTS = st.integers(0, 40)
 WORLDS = st.integers(1, 6)
-QUICK = settings(deadline=None, max_examples=40)
+QUICK = settings(max_examples=40)
 
 
 def turns(epoch: Epoch, ranks: SharingRanks, uneven: str = "join") -> list[list[Turn]]:

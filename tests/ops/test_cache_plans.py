@@ -48,7 +48,7 @@ def misses_of(asked: list[list[int]], rows: int, slots: int, window: int) -> tup
     return misses, policy
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=60)
 @given(
     asked=st.lists(st.sets(st.integers(0, 4)).map(sorted), max_size=5), capacity=st.integers(1, 3)
 )

@@ -115,7 +115,7 @@ def test_a_file_that_was_truncated(kernels: str, make, left: int) -> None:
     assert (done.first, done.last) == ((4, 4) if left < 6000 else (40, 41))
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("num_threads", [None, 1, 16])
 @pytest.mark.parametrize("row_bytes", [600, 4096, 300_000])
 def test_many_reads(kernels: str, make, row_bytes: int, num_threads: int | None) -> None:

@@ -71,7 +71,7 @@ WIDTHS = {  # and the columns that are kept
 }
 
 
-@pytest.mark.matrix(4)
+@pytest.mark.matrix(3)
 @pytest.mark.usefixtures("generated")
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("width", WIDTHS)
@@ -89,7 +89,6 @@ def test_extremes(width, dtype, how):
     compared(graph(), f, inputs, width, [slot, slot - 3], how)
 
 
-@pytest.mark.matrix(4)
 @pytest.mark.usefixtures("generated")
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("how", ["sum", "max", "softmax"])

@@ -200,18 +200,19 @@ def test_parts_have_equal_numbers_of_edges() -> None:
         advise(data, model(), 2, **halves, balance=("nodes", "edges"))
 
 
-def test_graphs_of_a_few_nodes() -> None:
-    for nodes in (1, 3):
-        for edges in (torch.empty(2, 0, dtype=torch.int64), torch.tensor([[0], [nodes - 1]])):
-            tiny = Data(x=torch.randn(nodes, 16), edge_index=edges)
-            for net in (model(), pyg.GraphSAGE(16, 32, 2, 4), pyg.GAT(16, 32, 2, 4, heads=4)):
-                for world in (1, 2, 3, 4):
-                    if world > nodes:
-                        with pytest.raises(ValueError, match=f"at most {nodes} parts"):
-                            advise(tiny, net, world, memory="1GB")
-                    else:
-                        found = advise(tiny, net, world, memory="1GB")
-                        assert found.method == ("ddp" if world == 1 else "halo")
+@pytest.mark.matrix(2)
+@pytest.mark.parametrize("nodes", [1, 2, 3, 5])
+def test_graphs_of_a_few_nodes(nodes: int) -> None:
+    for edges in (torch.empty(2, 0, dtype=torch.int64), torch.tensor([[0], [nodes - 1]])):
+        tiny = Data(x=torch.randn(nodes, 16), edge_index=edges)
+        for net in (model(), pyg.GraphSAGE(16, 32, 2, 4), pyg.GAT(16, 32, 2, 4, heads=4)):
+            for world in (1, 2, 3, 4):
+                if world > nodes:
+                    with pytest.raises(ValueError, match=f"at most {nodes} parts"):
+                        advise(tiny, net, world, memory="1GB")
+                else:
+                    found = advise(tiny, net, world, memory="1GB")
+                    assert found.method == ("ddp" if world == 1 else "halo")
 
 
 def test_parts_without_nodes(tmp_path: Path) -> None:
@@ -282,7 +283,7 @@ def counted(path: str) -> dict[str, tuple[int, int, int]]:
     return found
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize(
     "name", ["small world", "cora", pytest.param("tolokers", marks=pytest.mark.slow)]
 )

@@ -374,7 +374,6 @@ def in_which_rank_0_is_killed() -> None:
         steps()
 
 
-@pytest.mark.matrix(2)
 @pytest.mark.parametrize(("what", "rank"), [(killed, 1), (in_which_rank_0_is_killed, 0)])
 def test_a_worker_that_is_killed_is_named(ranks: WaitingProcesses, what: Any, rank: int) -> None:
     with pytest.raises(ExceptionGroup) as raised:

@@ -104,7 +104,6 @@ def normed(path: str, name: str) -> list[Tensor]:
         return [norm.running_mean, norm.running_var]  # type: ignore[list-item]
 
 
-@pytest.mark.matrix(3)
 @pytest.mark.parametrize("name", list(WAYS))
 def test_batch_norm_is_global_and_other_norms_over_nodes_are_refused(
     ranks: WaitingProcesses, tmp_path: Path, name: str

@@ -21,7 +21,7 @@ def assign(graph, num_parts, seed=0, shares=None, **options):
     return MultilevelPartitioner(**options).assign(graph, num_parts, seed=seed, shares=shares)
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("name", METIS)
 @pytest.mark.parametrize("num_parts", [4, 16])
 def test_near_metis_on_real_graphs(data_dir, name, num_parts, monkeypatch):

@@ -100,7 +100,7 @@ def assert_same(found: Any, wanted: Any) -> None:
     assert found.num_sampled_edges == wanted.num_sampled_edges
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("name", ["homogeneous", "heterogeneous"])
 def test_the_same_bits_wherever_the_graph_lies(mapping, monkeypatch, name, options) -> None:

@@ -93,7 +93,6 @@ def test_one_process_is_a_dense_table(kind):
     run.close()
 
 
-@pytest.mark.matrix(2)
 @pytest.mark.parametrize(
     ("world_size", "kind"), [(1, "adagrad"), *itertools.product((3, 2), OPTIMIZERS)]
 )

@@ -90,7 +90,6 @@ def test_stopped_after_any_step(ranks: WaitingProcesses, world_size: int) -> Non
     assert ranks.run(stopped, range(1, 8), {}, world_size=world_size) == [([], True)] * world_size
 
 
-@pytest.mark.matrix(2)
 @pytest.mark.parametrize(
     "options",
     [

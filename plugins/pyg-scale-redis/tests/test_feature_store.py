@@ -16,8 +16,16 @@ class TestRedis(FeatureStoreTests):
 
 
 class TestRedisInSmallCommands(FeatureStoreTests):
-    """Few rows of the tests in a command."""
+    """Two rows of the tests in a command."""
 
     @pytest.fixture
     def feature_store(self, server):
-        return Redis(server.url, prefix="other:graph", batch_bytes=240, max_connections=3)
+        return Redis(server.url, prefix="other:graph", batch_bytes=24, max_connections=3)
+
+    @pytest.mark.slow
+    def test_eight_threads_read(self, feature_store):
+        super().test_eight_threads_read(feature_store)
+
+    @pytest.mark.slow
+    def test_readers_see_the_old_or_the_new(self, feature_store):
+        super().test_readers_see_the_old_or_the_new(feature_store)

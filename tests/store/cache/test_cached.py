@@ -187,7 +187,6 @@ def test_waiting_has_a_limit(source: Counting, monkeypatch: pytest.MonkeyPatch) 
     read(store, [1, 2])
 
 
-@pytest.mark.matrix(2)
 @pytest.mark.parametrize("policy", ["belady", "sieve"])
 @pytest.mark.parametrize("slots", [1, 7, 60])
 def test_many_threads_read_what_they_asked_for(policy: str, slots: int) -> None:

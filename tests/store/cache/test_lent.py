@@ -149,7 +149,6 @@ def test_an_error_of_the_store_ends_leases(source: Counting, monkeypatch: Any) -
         store.lend_rows(attr([1, 100]))
 
 
-@pytest.mark.matrix(2)
 @pytest.mark.parametrize("policy", ["belady", "sieve", "placed"])
 def test_values_stay_right_while_rows_are_evicted_by_many_threads(
     source: Counting, policy: str

@@ -484,7 +484,6 @@ _VALUES = st.one_of(
 
 @settings(
     max_examples=150,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(choices=st.data(), with_checksum=st.booleans())
@@ -534,7 +533,7 @@ def _refused(path: Path, names: str, right: bool = False) -> bool:
     return False
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(position=st.integers(0, 10**6), new=st.binary(max_size=3), cut=st.integers(0, 3))
 def test_any_other_bytes_of_meta(saved: Path, position: int, new: bytes, cut: int) -> None:
     content = (saved / "META.json").read_bytes()
@@ -546,7 +545,7 @@ def test_any_other_bytes_of_meta(saved: Path, position: int, new: bytes, cut: in
         (saved / "META.json").write_bytes(content)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(choices=st.data())
 def test_any_other_lengths(saved: Path, choices: st.DataObject) -> None:
     """A file of another length, which ``META.json`` says it has."""
