@@ -39,6 +39,23 @@ template <int kStride>
   return _mm256_permute4x64_epi64(_mm256_castps_si256(mixed), _MM_SHUFFLE(3, 1, 2, 0));
 }
 
+// Eight pairs of numbers, as columns.
+struct EightPairs {
+  __m256i first, second;
+};
+
+[[gnu::target("avx2"), gnu::always_inline]] inline EightPairs load_eight_pairs(
+    const int32_t* from) {
+  const auto* at = reinterpret_cast<const __m256i*>(from);
+  const __m256 low = _mm256_castsi256_ps(_mm256_loadu_si256(at));
+  const __m256 high = _mm256_castsi256_ps(_mm256_loadu_si256(at + 1));
+  constexpr int kFirst = _MM_SHUFFLE(2, 0, 2, 0), kSecond = _MM_SHUFFLE(3, 1, 3, 1);
+  const __m256i first = _mm256_castps_si256(_mm256_shuffle_ps(low, high, kFirst));
+  const __m256i second = _mm256_castps_si256(_mm256_shuffle_ps(low, high, kSecond));
+  constexpr int kOrder = _MM_SHUFFLE(3, 1, 2, 0);
+  return {_mm256_permute4x64_epi64(first, kOrder), _mm256_permute4x64_epi64(second, kOrder)};
+}
+
 // Which of eight numbers have their bit set: number i is bit i % 32 of word i / 32. The words are
 // loaded one by one, as a gather takes longer on some processors.
 [[gnu::target("avx2"), gnu::always_inline]] inline uint32_t bits_of_eight(const uint32_t* bits,
@@ -64,6 +81,17 @@ template <int kStride>
   const auto numbers = static_cast<long long>(kBitNumbers.of[those]);
   const __m256i which = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(numbers));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm256_permutevar8x32_epi32(number, which));
+}
+
+// The same with their places, of which the first one's is given.
+[[gnu::target("avx2"), gnu::always_inline]] inline void store_those(int64_t* out, int64_t first,
+                                                                    uint32_t those) {
+  const __m128i numbers = _mm_cvtsi64_si128(static_cast<long long>(kBitNumbers.of[those]));
+  const __m256i from = _mm256_set1_epi64x(first);
+  const __m256i low = _mm256_cvtepu8_epi64(numbers);
+  const __m256i high = _mm256_cvtepu8_epi64(_mm_srli_epi64(numbers, 32));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm256_add_epi64(from, low));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + 4), _mm256_add_epi64(from, high));
 }
 
 // Calls take(i, these, out) for eight of `n` numbers at a time, which writes those of `these` that

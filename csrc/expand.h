@@ -87,8 +87,8 @@ class alignas(64) Expansion {  // not two threads on one cache line
 
   size_t bytes() const {
     return position_.bytes() + neighbor_.bytes() + edge_.bytes() + count_.bytes() + seed_.bytes() +
-           taken_.bytes() + taken_id_.bytes() + held_.bytes() + picker_.bytes() + share_.bytes() +
-           weight_.bytes() + source_picker_.bytes();
+           taken_.bytes() + taken_id_.bytes() + held_.bytes() + row_.bytes() + picker_.bytes() +
+           share_.bytes() + weight_.bytes() + source_picker_.bytes();
   }
 
  private:
@@ -225,20 +225,38 @@ class alignas(64) Expansion {  // not two threads on one cache line
   }
 
   template <bool kPairs>
-  [[gnu::target("avx2,bmi")]] void take_eights(const EdgeView& view, NarrowEdges edges,
-                                               const HopOptions& hop, const Rows& rows,
-                                               int64_t begin, int64_t end, int64_t stop) {
+  [[gnu::target("avx2,bmi,popcnt")]] void take_eights(const EdgeView& view, NarrowEdges edges,
+                                                      const HopOptions& hop, const Rows& rows,
+                                                      int64_t begin, int64_t end, int64_t stop) {
     const SourceNumbers numbers = hop.numbers;  // what is written might else change it
+    find_rows(view, rows, begin, end, std::min(end + EdgesAhead<kPairs>::kSteps, stop), stop);
+    EdgesAhead<kPairs> ahead(edges, row_.data());
     for (int64_t row = begin; row < end; ++row) {
-      const Candidates c = next_row(view, edges, rows, row, stop);
+      const Candidates c = row_[row - begin];
       const Room<kPairs> room = room_for<kPairs>(c);
       double share;
       const int64_t n = SourcePicker::take_by_eights<kPairs>(numbers, edges, c, hop.num_neighbors,
-                                                             room.source, room.id, &share);
+                                                             room.source, room.id, &share, ahead);
       took<kPairs>(n, share);
     }
     widen(taken_, neighbor_);
     if constexpr (kPairs) widen(taken_id_, edge_);
+  }
+
+  // The in-edges of rows [begin, end), and of those up to `after`, which are not checked.
+  void find_rows(const EdgeView& view, const Rows& rows, int64_t begin, int64_t end, int64_t after,
+                 int64_t stop) {
+    constexpr int64_t kFar = 32;  // rows; covers the latency of memory
+    const int64_t n = after - begin;
+    row_.reserve(n + 1);
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t row = begin + i;
+      if (row + kFar < stop) __builtin_prefetch(view.indptr + rows.at(row + kFar));
+      const int64_t v = rows.at(row);
+      row_[i] = {view.indptr[v], view.indptr[v + 1]};
+      if (row < end) check_entries(v, row_[i].begin, row_[i].end, view.num_edges);
+    }
+    row_[n] = EdgesAhead<true>::after_all(n ? row_[n - 1] : Candidates{0, 0});
   }
 
   // Where the edges of a row are written. Positions may need 64 bits, ids of pairs have 32.
@@ -462,7 +480,8 @@ class alignas(64) Expansion {  // not two threads on one cache line
   Buffer<int64_t> position_;          // of the block at hand
   Buffer<int32_t> taken_, taken_id_;  // neighbours and ids of the block, before they are widened
   Buffer<int64_t> neighbor_, edge_, count_, seed_;
-  Buffer<Held> held_;  // of each row of the block, if there are parts
+  Buffer<Held> held_;       // of each row of the block, if there are parts
+  Buffer<Candidates> row_;  // in-edges of each row of the block and of some that follow
   Picker picker_;
   // Of 2^32, with which the edges of each row of the block were taken; by weight, each edge.
   Buffer<double> share_;

@@ -8,13 +8,13 @@
 #include <cmath>
 #include <cstdint>
 #include <string>
-#include <type_traits>
 
 #include "buffer.h"
+#include "eights.h"
 #include "graph_view.h"
 #include "keys.h"
+#include "narrow_edges.h"
 #include "pick.h"
-#include "prefetch.h"
 #include "vectors.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -83,6 +83,30 @@ struct EightSources {
     return _mm256_permute4x64_epi64(_mm256_castps_si256(both), 0xD8);
   }
 
+  // Of eight sources those whose number is below a limit, as bits. `phase` is fold(own.key, 1).
+  [[gnu::target("avx2"), gnu::always_inline]] static inline uint32_t below(const SourceNumbers& own,
+                                                                           uint64_t phase,
+                                                                           __m256i source,
+                                                                           uint32_t limit) {
+    __m256i word = number(own.key, source);
+    if (own.renewed) {
+      const __m256i late = below(number(phase, source), own.renewed);
+      word = _mm256_blendv_epi8(word, number(own.next_key, source), late);
+    }
+    const __m256i taken = below(word, limit);
+    return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(taken)));
+  }
+
+ private:
+  // All ones where an unsigned number is below a limit.
+  [[gnu::target("avx2"), gnu::always_inline]] static inline __m256i below(__m256i x,
+                                                                          uint32_t limit) {
+    const __m256i sign = _mm256_set1_epi32(INT32_MIN);
+    return _mm256_cmpgt_epi32(
+        _mm256_xor_si256(_mm256_set1_epi32(static_cast<int32_t>(limit)), sign),
+        _mm256_xor_si256(x, sign));
+  }
+
   [[gnu::target("avx2"), gnu::always_inline]] static inline __m256i number(uint64_t key,
                                                                            __m256i x) {
     x = _mm256_xor_si256(x, _mm256_set1_epi32(static_cast<int32_t>(key)));
@@ -92,15 +116,6 @@ struct EightSources {
     x = _mm256_mullo_epi32(_mm256_xor_si256(x, _mm256_srli_epi32(x, 15)),
                            _mm256_set1_epi32(static_cast<int32_t>(0x846CA68Bu)));
     return _mm256_xor_si256(x, _mm256_srli_epi32(x, 16));
-  }
-
-  // All ones where an unsigned number is below a limit.
-  [[gnu::target("avx2"), gnu::always_inline]] static inline __m256i below(__m256i x,
-                                                                          uint32_t limit) {
-    const __m256i sign = _mm256_set1_epi32(INT32_MIN);
-    return _mm256_cmpgt_epi32(
-        _mm256_xor_si256(_mm256_set1_epi32(static_cast<int32_t>(limit)), sign),
-        _mm256_xor_si256(x, sign));
   }
 };
 
@@ -170,37 +185,6 @@ struct SixteenSources {
 };
 #endif
 
-// Sources of 32 bits, and the ids of their edges: in pairs with them, in a column of their own, or
-// none, if an id is the position.
-struct NarrowEdges {
-  // The bytes of a node that are asked for before it is its turn; the rest while they are read.
-  static constexpr int64_t kStart = 4096;
-
-  // A type for ids that lie beside their sources, or else for positions.
-  template <bool kPairs>
-  using Id = std::conditional_t<kPairs, int32_t, int64_t>;
-
-  const int32_t* source = nullptr;
-  const int32_t* id = nullptr;
-  bool pairs = false;
-
-  // Asks for the line of an edge. Its position has not been checked yet.
-  PYG_SCALE_PREFETCH void prefetch(int64_t position) const {
-    prefetch_entry<0, 2>(source, position * (pairs ? 2 : 1));
-  }
-
-  // Those of a graph; without a source if it stores them in another way.
-  static NarrowEdges of(const EdgeView& view) {
-    const IntColumn &source = view.indices, &id = view.edge_id;
-    const auto* first = static_cast<const int32_t*>(source.data);
-    const auto* other = static_cast<const int32_t*>(id.data);
-    if (source.wide || (other && (id.wide || id.stride != source.stride))) return {};
-    if (source.stride == 1) return {first, other, false};
-    return source.stride == 2 && other == first + 1 ? NarrowEdges{first, other, true}
-                                                    : NarrowEdges{};
-  }
-};
-
 // Takes the in-edges whose sources' numbers are below their share. One per thread; what it holds is
 // only memory.
 class SourcePicker {
@@ -241,24 +225,49 @@ class SourcePicker {
 
   // The same for processors with AVX2.
   template <bool kPairs>
-  [[gnu::target("avx2,bmi"), gnu::always_inline]] static inline int64_t take_by_eights(
+  [[gnu::target("avx2,bmi,popcnt"), gnu::always_inline]] static inline int64_t take_by_eights(
       const SourceNumbers& number, const NarrowEdges& edges, Candidates c, int64_t k,
-      int32_t* source, NarrowEdges::Id<kPairs>* id, double* share) {
+      int32_t* source, NarrowEdges::Id<kPairs>* id, double* share, EdgesAhead<kPairs>& ahead) {
     const int64_t d = c.size();
     const int32_t* sources = edges.source;
     int64_t n = 0;
-    const auto put = [&](int64_t i) __attribute__((always_inline, target("avx2,bmi"))) {
-      source[n] = sources[kPairs ? 2 * i : i];
-      id[n++] = kPairs ? sources[2 * i + 1] : i;
-    };
-    if (k < 0 || k >= d) {
-      *share = kCertain;
-      for (int64_t i = c.begin; i < c.end; ++i) put(i);
+    const bool all = k < 0 || k >= d;
+    if (all || d < EightSources::kSize) {
+      const uint64_t limit = all ? uint64_t{1} << 32 : limit_of(k, d);
+      *share = static_cast<double>(limit);
+      ahead.steps(c);
+      for (int64_t i = c.begin; i < c.end; ++i) {
+        source[n] = sources[kPairs ? 2 * i : i];
+        id[n] = kPairs ? sources[2 * i + 1] : i;
+        n += all || number(source[n]) < limit;
+      }
       return n;
     }
-    const uint64_t limit = limit_of(k, d);  // below 2^32, as k is below d
+    const auto limit = static_cast<uint32_t>(limit_of(k, d));  // below 2^32, as k is below d
     *share = static_cast<double>(limit);
-    each_below(number, sources, kPairs, c, static_cast<uint32_t>(limit), put);
+    const SourceNumbers own = number;  // what is written might else change it
+    const uint64_t phase = fold(own.key, 1);
+    const auto take =
+        [&](int64_t i, uint32_t these) __attribute__((always_inline, target("avx2,bmi,popcnt"))) {
+          ahead.step();
+          if constexpr (kPairs) {
+            const EightPairs pairs = load_eight_pairs(sources + 2 * i);
+            const uint32_t those = these & EightSources::below(own, phase, pairs.first, limit);
+            store_those(source + n, pairs.first, those);
+            store_those(id + n, pairs.second, those);
+            n += std::popcount(those);
+          } else {
+            const __m256i from = load_eight<1>(sources + i);
+            const uint32_t those = these & EightSources::below(own, phase, from, limit);
+            store_those(source + n, from, those);
+            store_those(id + n, i, those);
+            n += std::popcount(those);
+          }
+        };
+    int64_t i = c.begin;
+    for (; i + EightSources::kSize <= c.end; i += EightSources::kSize) take(i, 0xFF);
+    // The last eight are looked at once more, so that no loop goes over those that are left.
+    take(c.end - EightSources::kSize, 0xFFu << (i + EightSources::kSize - c.end) & 0xFF);
     return n;
   }
 #endif
@@ -437,14 +446,7 @@ class SourcePicker {
     const uint64_t phase = fold(own.key, 1);
     const auto below = [=](int64_t i, bool last) __attribute__((always_inline, target("avx2"))) {
       const __m256i id = EightSources::load(data + i * stride, pairs, last);
-      __m256i word = EightSources::number(own.key, id);
-      if (own.renewed) {
-        const __m256i late = EightSources::below(EightSources::number(phase, id), own.renewed);
-        word = _mm256_blendv_epi8(word, EightSources::number(own.next_key, id), late);
-      }
-      const __m256i taken = EightSources::below(word, limit);
-      return static_cast<uint64_t>(
-          static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(taken))));
+      return uint64_t{EightSources::below(own, phase, id, limit)};
     };
     constexpr int64_t kSize = EightSources::kSize, kBits = 64;
     if (c.size() < kSize) {
