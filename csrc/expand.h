@@ -71,16 +71,16 @@ class alignas(64) Expansion {  // not two threads on one cache line
     const int64_t from = neighbor_.size();
     position_.clear();
     share_.clear();
-    if (take_rows(view, hop, rows, begin, end, stop)) {
-      check_neighbors(view, neighbor_.data() + from, neighbor_.size() - from);
-    } else if (view.parts) {
-      hop.by_source ? expand_rows<true, true>(view, hop, rows, begin, end, stop)
-                    : expand_rows<true, false>(view, hop, rows, begin, end, stop);
-      read_parts(view, end - begin);
-    } else {
-      hop.by_source ? expand_rows<false, true>(view, hop, rows, begin, end, stop)
-                    : expand_rows<false, false>(view, hop, rows, begin, end, stop);
-      read(view);
+    if (!take_rows(view, hop, rows, begin, end, stop)) {
+      if (view.parts) {
+        hop.by_source ? expand_rows<true, true>(view, hop, rows, begin, end, stop)
+                      : expand_rows<true, false>(view, hop, rows, begin, end, stop);
+        read_parts(view, end - begin);
+      } else {
+        hop.by_source ? expand_rows<false, true>(view, hop, rows, begin, end, stop)
+                      : expand_rows<false, false>(view, hop, rows, begin, end, stop);
+        read(view);
+      }
     }
     if (hop.weighting != Weighting::kNone) weigh(view, hop.weighting, rows, begin, end, from);
   }
@@ -220,6 +220,7 @@ class alignas(64) Expansion {  // not two threads on one cache line
                                                                room.source, room.id, &share);
       took<kPairs>(n, share);
     }
+    check_taken(view);
     widen(taken_, neighbor_);
     if constexpr (kPairs) widen(taken_id_, edge_);
   }
@@ -229,7 +230,7 @@ class alignas(64) Expansion {  // not two threads on one cache line
                                                       const HopOptions& hop, const Rows& rows,
                                                       int64_t begin, int64_t end, int64_t stop) {
     const SourceNumbers numbers = hop.numbers;  // what is written might else change it
-    find_rows(view, rows, begin, end, std::min(end + EdgesAhead<kPairs>::kSteps, stop), stop);
+    find_rows<kPairs>(view, rows, begin, end, stop);
     EdgesAhead<kPairs> ahead(edges, row_.data());
     for (int64_t row = begin; row < end; ++row) {
       const Candidates c = row_[row - begin];
@@ -239,15 +240,17 @@ class alignas(64) Expansion {  // not two threads on one cache line
                                                              room.source, room.id, &share, ahead);
       took<kPairs>(n, share);
     }
+    check_taken(view);
     widen(taken_, neighbor_);
     if constexpr (kPairs) widen(taken_id_, edge_);
   }
 
-  // The in-edges of rows [begin, end), and of those up to `after`, which are not checked.
-  void find_rows(const EdgeView& view, const Rows& rows, int64_t begin, int64_t end, int64_t after,
-                 int64_t stop) {
+  // The in-edges of rows [begin, end); and, not checked, those of rows after them, up to `stop`,
+  // that are asked for meanwhile.
+  template <bool kPairs>
+  void find_rows(const EdgeView& view, const Rows& rows, int64_t begin, int64_t end, int64_t stop) {
     constexpr int64_t kFar = 32;  // rows; covers the latency of memory
-    const int64_t n = after - begin;
+    const int64_t n = std::min(end + EdgesAhead<kPairs>::kSteps, stop) - begin;
     row_.reserve(n + 1);
     for (int64_t i = 0; i < n; ++i) {
       const int64_t row = begin + i;
@@ -256,7 +259,7 @@ class alignas(64) Expansion {  // not two threads on one cache line
       row_[i] = {view.indptr[v], view.indptr[v + 1]};
       if (row < end) check_entries(v, row_[i].begin, row_[i].end, view.num_edges);
     }
-    row_[n] = EdgesAhead<true>::after_all(n ? row_[n - 1] : Candidates{0, 0});
+    row_[n] = EdgesAhead<kPairs>::after_all(n ? row_[n - 1] : Candidates{0, 0});
   }
 
   // Where the edges of a row are written. Positions may need 64 bits, ids of pairs have 32.
@@ -292,6 +295,17 @@ class alignas(64) Expansion {  // not two threads on one cache line
     } else {
       return edge_;
     }
+  }
+
+  // The neighbours of the block at hand, as numbers of 32 bits: many at a time, unlike wide ones.
+  PYG_SCALE_INLINE void check_taken(const EdgeView& view) const {
+    uint32_t largest = 0;
+    for (int64_t i = 0; i < taken_.size(); ++i) {
+      largest = std::max(largest, static_cast<uint32_t>(taken_[i]));
+    }
+    constexpr int64_t kNegative = int64_t{1} << 31;
+    if (taken_.size() && largest >= std::min(view.num_neighbors, kNegative)) [[unlikely]]
+      fail_neighbor(view, static_cast<int32_t>(largest));
   }
 
   // Appends the numbers of the block at hand.
@@ -464,10 +478,14 @@ class alignas(64) Expansion {  // not two threads on one cache line
     for (int64_t i = 0; i < n; ++i) {
       largest = std::max(largest, static_cast<uint64_t>(neighbor[i]));
     }
-    if (n && largest >= static_cast<uint64_t>(view.num_neighbors)) [[unlikely]] {
-      fail("indices: neighbour " + std::to_string(static_cast<int64_t>(largest)) +
-           " is not a node; there are " + std::to_string(view.num_neighbors));
-    }
+    if (n && largest >= static_cast<uint64_t>(view.num_neighbors)) [[unlikely]]
+      fail_neighbor(view, static_cast<int64_t>(largest));
+  }
+
+  [[noreturn, gnu::noinline, gnu::cold]] static void fail_neighbor(const EdgeView& view,
+                                                                   int64_t neighbor) {
+    fail("indices: neighbour " + std::to_string(neighbor) + " is not a node; there are " +
+         std::to_string(view.num_neighbors));
   }
 
   template <typename T>

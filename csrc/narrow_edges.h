@@ -41,21 +41,21 @@ struct NarrowEdges {
   }
 };
 
-// Asks for the edges of rows while those of rows before them are read: a step for each eight that
-// are read, and for what is left of a row, so that as many lines are on their way whatever the
-// lengths of rows. Nothing that it asks for has been checked yet.
+// Asks for the edges of rows while those of rows before them are read. A reader makes a step for
+// each eight edges and one for the rest of a row, so that as many lines are on their way whatever
+// the lengths of rows. What it asks for may not have been checked yet.
 template <bool kPairs>
 class EdgesAhead {
  public:
   static constexpr int64_t kSteps = 32;  // between asking and reading
 
-  // The entry after the last row must be `after_all` of it.
+  // After the last of the rows stands what `after_all` makes of it.
   EdgesAhead(const NarrowEdges& edges, const Candidates* rows)
       : source_(edges.source), row_(rows), at_(first_of(*rows)), end_(end_of(*rows)) {
     for (int64_t i = 0; i < kSteps; ++i) step();
   }
 
-  // What stands after the last row: edges without end, so that nothing else follows.
+  // Edges without end, so that no row follows.
   static Candidates after_all(Candidates last) { return {last.end, -1}; }
 
   PYG_SCALE_PREFETCH void step() {

@@ -342,7 +342,10 @@ def test_dependent_batches_need_a_seed_and_an_order():
 
 
 @pytest.mark.parametrize("renewed", [0, 1 << 31])
-@pytest.mark.parametrize("column", ["alone", "first of pairs", "second of pairs", "int64"])
+@pytest.mark.parametrize(
+    "column",
+    ["alone", "beside ids", "in pairs with ids", "first of pairs", "second of pairs", "int64"],
+)
 def test_rows_of_every_length_are_scanned_to_their_end(column, renewed):
     """Eight or sixteen sources at a time, in blocks of 64: of each row of 1 to 150 in-edges."""
     need_kernels()
@@ -352,14 +355,18 @@ def test_rows_of_every_length_are_scanned_to_their_end(column, renewed):
     ids = torch.randint(2**31 - 1, (size,), generator=torch.Generator().manual_seed(0))
     pairs = torch.stack([ids, ids.flip(0)], dim=1).to(torch.int32)
     indices = {
-        "alone": ids.to(torch.int32),
+        "in pairs with ids": pairs[:, 0],
         "first of pairs": pairs[:, 0],
         "second of pairs": pairs[:, 1],
         "int64": ids,
-    }[column]
+    }.get(column, ids.to(torch.int32))
+    edge_id = {
+        "beside ids": pairs[:, 1].contiguous(),
+        "in pairs with ids": pairs[:, 1],
+    }.get(column)
     node = torch.arange(150)
     found = expand_neighbors(
-        InEdges(indptr, indices, None, None, None, 2**31),
+        InEdges(indptr, indices, edge_id, None, None, 2**31),
         ExpandedNodes(node, node),
         key,
         k,
@@ -372,9 +379,27 @@ def test_rows_of_every_length_are_scanned_to_their_end(column, renewed):
     of_row = degree[torch.arange(150).repeat_interleave(degree)]
     share = ((k << 32) + of_row - 1) // of_row
     taken = (number < share) | (of_row <= k)
-    assert torch.equal(found.edge, taken.nonzero().view(-1))
+    edge = torch.arange(size) if edge_id is None else edge_id.to(torch.int64)
+    assert torch.equal(found.edge, edge[taken])
     assert torch.equal(found.neighbor, source[taken])
     assert found.counts.sum() == taken.sum()
+
+
+@pytest.mark.parametrize("in_pairs", [True, False])
+@pytest.mark.parametrize(("neighbor", "num_nodes"), [(9, 9), (-1, 9), (-1, 2**33)])
+def test_a_neighbour_that_does_not_exist_is_refused(neighbor, num_nodes, in_pairs):
+    need_kernels()
+    pairs = torch.zeros(40, 2, dtype=torch.int32)
+    pairs[37, 0] = neighbor
+    if not in_pairs:
+        pairs = pairs.t().contiguous().t()
+    indptr, node = torch.tensor([0, 10, 40]), torch.arange(2)
+    edges = InEdges(indptr, pairs[:, 0], pairs[:, 1], None, None, num_nodes)
+    choice = sample.Choice(by_source=sample.SourceDraws())
+    with pytest.raises(
+        ValueError, match=f"neighbour {neighbor} is not a node; there are {num_nodes}"
+    ):
+        expand_neighbors(edges, ExpandedNodes(node, node), 1, -1, choice)
 
 
 @pytest.mark.parametrize(
