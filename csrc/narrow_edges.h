@@ -68,11 +68,6 @@ class EdgesAhead {
     end_ = next ? end : end_;
   }
 
-  // The steps of a row that is not read by eights.
-  PYG_SCALE_PREFETCH void steps(Candidates row) {
-    for (int64_t i = row.begin; i <= row.end; i += kSize) step();
-  }
-
  private:
   static constexpr int64_t kSize = 8;
 

@@ -68,21 +68,6 @@ struct SourceNumbers {
 struct EightSources {
   static constexpr int64_t kSize = 8;
 
-  // With `last`, the number after the last one is not read: a column of pairs may end there.
-  [[gnu::target("avx2"), gnu::always_inline]] static inline __m256i load(const int32_t* source,
-                                                                         bool pairs, bool last) {
-    const auto* from = reinterpret_cast<const __m256i*>(source);
-    const __m256i low = _mm256_loadu_si256(from);
-    if (!pairs) return low;
-    const __m256i high = last
-                             ? _mm256_maskload_epi32(
-                                   source + kSize, _mm256_setr_epi32(-1, -1, -1, -1, -1, -1, -1, 0))
-                             : _mm256_loadu_si256(from + 1);
-    const __m256 both =
-        _mm256_shuffle_ps(_mm256_castsi256_ps(low), _mm256_castsi256_ps(high), 0x88);
-    return _mm256_permute4x64_epi64(_mm256_castps_si256(both), 0xD8);
-  }
-
   // Of eight sources those whose number is below a limit, as bits. `phase` is fold(own.key, 1).
   [[gnu::target("avx2"), gnu::always_inline]] static inline uint32_t below(const SourceNumbers& own,
                                                                            uint64_t phase,
@@ -235,11 +220,14 @@ class SourcePicker {
     if (all || d < EightSources::kSize) {
       const uint64_t limit = all ? uint64_t{1} << 32 : limit_of(k, d);
       *share = static_cast<double>(limit);
-      ahead.steps(c);
-      for (int64_t i = c.begin; i < c.end; ++i) {
-        source[n] = sources[kPairs ? 2 * i : i];
-        id[n] = kPairs ? sources[2 * i + 1] : i;
-        n += all || number(source[n]) < limit;
+      for (int64_t begin = c.begin; begin <= c.end; begin += EightSources::kSize) {
+        ahead.step();
+        const int64_t end = std::min(begin + EightSources::kSize, c.end);
+        for (int64_t i = begin; i < end; ++i) {
+          source[n] = sources[kPairs ? 2 * i : i];
+          id[n] = kPairs ? sources[2 * i + 1] : i;
+          n += all || number(source[n]) < limit;
+        }
       }
       return n;
     }
@@ -435,46 +423,31 @@ class SourcePicker {
     return n;
   }
 
-  // Calls f with the position of each candidate whose source has a number below the limit, in
-  // order.
-  template <typename F>
-  [[gnu::target("avx2,bmi"), gnu::always_inline]] static inline void each_below(
-      const SourceNumbers& number, const int32_t* data, bool pairs, Candidates c, uint32_t limit,
-      const F& f) {
-    const int64_t stride = pairs ? 2 : 1;
+  [[gnu::target("avx2,bmi")]] static int64_t scan_eights(const SourceNumbers& number,
+                                                         const IntColumn& source, Candidates c,
+                                                         uint32_t limit, int64_t* out) {
+    const bool pairs = source.stride == 2;
+    const auto* data = static_cast<const int32_t*>(source.data);
     const SourceNumbers own = number;  // what is written might else change it
     const uint64_t phase = fold(own.key, 1);
-    const auto below = [=](int64_t i, bool last) __attribute__((always_inline, target("avx2"))) {
-      const __m256i id = EightSources::load(data + i * stride, pairs, last);
+    const auto below = [=](int64_t i) __attribute__((always_inline, target("avx2"))) {
+      const __m256i id = pairs ? load_eight<2>(data + 2 * i) : load_eight<1>(data + i);
       return uint64_t{EightSources::below(own, phase, id, limit)};
     };
     constexpr int64_t kSize = EightSources::kSize, kBits = 64;
-    if (c.size() < kSize) {
-      for (int64_t i = c.begin; i < c.end; ++i) {
-        if (own(data[i * stride]) < limit) f(i);
-      }
-      return;
-    }
+    int64_t n = 0;
     for (int64_t block = c.begin; block < c.end; block += kBits) {
       uint64_t mask = 0;
       int64_t i = block;
       for (const int64_t stop = std::min(block + kBits, c.end - kSize); i < stop; i += kSize) {
-        mask |= below(i, false) << (i - block);
+        mask |= below(i) << (i - block);
       }
       if (i < std::min(block + kBits, c.end)) {  // the last eight overlap those before
         const int64_t rest = c.end - kSize;
-        mask |= below(rest, true) >> (i - rest) << (i - block);
+        mask |= below(rest) >> (i - rest) << (i - block);
       }
-      for (; mask; mask &= mask - 1) f(block + std::countr_zero(mask));
+      for (; mask; mask &= mask - 1) out[n++] = block + std::countr_zero(mask);
     }
-  }
-
-  [[gnu::target("avx2,bmi")]] static int64_t scan_eights(const SourceNumbers& number,
-                                                         const IntColumn& source, Candidates c,
-                                                         uint32_t limit, int64_t* out) {
-    int64_t n = 0;
-    each_below(number, static_cast<const int32_t*>(source.data), source.stride == 2, c, limit,
-               [&](int64_t i) __attribute__((always_inline, target("avx2,bmi"))) { out[n++] = i; });
     return n;
   }
 #endif

@@ -347,9 +347,9 @@ def test_dependent_batches_need_a_seed_and_an_order():
     ["alone", "beside ids", "in pairs with ids", "first of pairs", "second of pairs", "int64"],
 )
 def test_rows_of_every_length_are_scanned_to_their_end(column, renewed):
-    """Eight or sixteen sources at a time, in blocks of 64: of each row of 1 to 150 in-edges."""
+    """Eight or sixteen sources at a time, in blocks of 64: of each row of 0 to 150 in-edges."""
     need_kernels()
-    degree = torch.arange(1, 151)
+    degree = torch.arange(151)
     indptr = torch.cat([torch.zeros(1, dtype=torch.int64), degree.cumsum(0)])
     size, key, later, k = int(indptr[-1]), 11, 12, 3
     ids = torch.randint(2**31 - 1, (size,), generator=torch.Generator().manual_seed(0))
@@ -364,7 +364,7 @@ def test_rows_of_every_length_are_scanned_to_their_end(column, renewed):
         "beside ids": pairs[:, 1].contiguous(),
         "in pairs with ids": pairs[:, 1],
     }.get(column)
-    node = torch.arange(150)
+    node = torch.arange(151)
     found = expand_neighbors(
         InEdges(indptr, indices, edge_id, None, None, 2**31),
         ExpandedNodes(node, node),
@@ -376,7 +376,7 @@ def test_rows_of_every_length_are_scanned_to_their_end(column, renewed):
     number = keys.source_number(key, source)
     late = keys.source_number(keys.fold(key, 1), source) < renewed
     number = torch.where(late, keys.source_number(later, source), number)
-    of_row = degree[torch.arange(150).repeat_interleave(degree)]
+    of_row = degree[torch.arange(151).repeat_interleave(degree)]
     share = ((k << 32) + of_row - 1) // of_row
     taken = (number < share) | (of_row <= k)
     edge = torch.arange(size) if edge_id is None else edge_id.to(torch.int64)
