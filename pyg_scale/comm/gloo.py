@@ -56,9 +56,11 @@ class Gloo(Communicator):
         """
         address = own_address()
         try:
-            process_group = dist.ProcessGroupGloo(
+            process_group: Any = dist.ProcessGroupGloo(
                 group.store, group.rank, group.world_size, _options(address, group.timeout)
             )
+            # A rank that closes before another has seen their connection would fail its joining.
+            process_group.barrier().wait()
         except RuntimeError as error:
             rank, size = group.rank, group.world_size
             reason = f"rank {rank} at {address} could not meet all of the {size} ranks"

@@ -166,6 +166,7 @@ def _answer(
         group = dist.distributed_c10d._get_default_group()
         _DEVICES.append(group._get_backend(torch.device("cpu")).options._devices)  # type: ignore[attr-defined]
         try:
+            dist.barrier()  # else a rank that ends at once fails others that are still connecting
             return pickle.dumps(("done", function(*args)))
         finally:
             dist.destroy_process_group()

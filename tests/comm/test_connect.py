@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed import Store
 
 from pyg_scale import comm, plugins
 from pyg_scale.comm.gloo import Gloo
@@ -115,6 +116,40 @@ def test_ranks_that_never_come_are_a_timeout() -> None:
                 plugins.get("comm", "gloo").join(group)
 
     run_ranks(2, only_rank_0, timeout=1.0)
+
+
+class LateStore(Store):
+    """A store that tells a rank only after a while where rank 2 is."""
+
+    def __init__(self, store: Any) -> None:
+        super().__init__()
+        self._store = store
+
+    def set(self, key: str, value: Any) -> None:
+        self._store.set(key, value)
+
+    def get(self, key: str) -> Any:
+        return self._store.get(key)
+
+    def wait(self, keys: list[str], *timeout: Any) -> None:
+        self._store.wait(keys, *timeout)
+        if "0/2" in keys:
+            time.sleep(0.05)
+            self._store.set("told", "")
+
+
+# Which side of a connection is ready first depends on the ports, which differ in each try.
+@pytest.mark.parametrize("number", range(10))
+def test_no_rank_has_joined_before_all_are_connected(number: int) -> None:
+    def join(group: comm.Group) -> bool:
+        store = group.store
+        late = comm.Group(LateStore(store), group.rank, group.world_size, group.timeout)
+        with Gloo.join(late if group.rank == 0 else group) as ranks:
+            told = bool(store.check(["told"]))
+            assert ranks.all_reduce(torch.ones(1)).tolist() == [3]
+            return told
+
+    assert run_ranks(3, join) == [True] * 3
 
 
 def test_headers_say_what_comes() -> None:
