@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed import Store
+from torch.distributed import ProcessGroupGloo, Store
 
 from pyg_scale import comm, plugins
-from pyg_scale.comm.gloo import Gloo
+from pyg_scale.comm.address import own_address
+from pyg_scale.comm.gloo import Gloo, _options
 from pyg_scale.comm.hybrid import Hybrid
 from pyg_scale.comm.local import Local
 from pyg_scale.comm.message import SIZE, empty_for, header
@@ -150,6 +151,28 @@ def test_no_rank_has_joined_before_all_are_connected(number: int) -> None:
             return told
 
     assert run_ranks(3, join) == [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("seconds", "error"), [(3.0, CommTimeoutError), (0.0, CommError)], ids=["hangs", "ends"]
+)
+def test_a_rank_that_is_connected_and_says_nothing_ends_the_wait(
+    seconds: float, error: type[CommError]
+) -> None:
+    def join(group: comm.Group) -> None:
+        if group.rank == 2:
+            options = _options(own_address(), group.timeout)
+            kept = ProcessGroupGloo(group.store, group.rank, group.world_size, options)
+            time.sleep(seconds)
+            del kept
+            return
+        with pytest.raises(
+            error, match=f"rank {group.rank} at .* could not meet all of the 3"
+        ) as found:
+            Gloo.join(group)
+        assert found.type is error
+
+    run_ranks(3, join, timeout=1.0, limit=20.0)
 
 
 def test_headers_say_what_comes() -> None:
