@@ -100,8 +100,8 @@ struct EightPairs {
 // at once more, so that no loop goes over those that are left, which would end where no processor
 // foresees it.
 template <typename Look>
-[[gnu::target("avx2,popcnt")]] int64_t take_eights(int64_t n, const Look& look, int32_t* out,
-                                                   uint64_t* taken) {
+[[gnu::target("avx2,popcnt"), gnu::always_inline]] inline int64_t take_eights_inlined(
+    int64_t n, const Look& look, int32_t* out, uint64_t* taken) {
   const Look own = look;  // a copy: what is written as bytes might be a part of anything else
   auto* byte = reinterpret_cast<uint8_t*>(taken);
   int64_t found = 0, i = 0;
@@ -115,6 +115,13 @@ template <typename Look>
   const uint64_t last = those >> known;
   std::memcpy(byte, &last, sizeof(last));
   return found + std::popcount(those);
+}
+
+// The same, for callers that are compiled for any processor.
+template <typename Look>
+[[gnu::target("avx2,popcnt")]] int64_t take_eights(int64_t n, const Look& look, int32_t* out,
+                                                   uint64_t* taken) {
+  return take_eights_inlined(n, look, out, taken);
 }
 
 }  // namespace pyg_scale

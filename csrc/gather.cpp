@@ -73,8 +73,9 @@ template <typename Index>
 int64_t copy_any(const Rows& rows, const Index* index, int64_t index_stride, int64_t begin,
                  int64_t end, bool past, char* out) {
   if (past) {
-    const auto at = [&](int64_t i) __attribute__((always_inline)) {
-      const auto row = static_cast<int64_t>(index[(begin + i) * index_stride]);
+    const Index* own = index + begin * index_stride;
+    const auto at = [=](int64_t i) __attribute__((always_inline)) {
+      const auto row = static_cast<int64_t>(own[i * index_stride]);
       return static_cast<uint64_t>(row) < static_cast<uint64_t>(rows.count)
                  ? rows.data + row * rows.stride
                  : nullptr;

@@ -56,15 +56,15 @@ Tensor gather_cached(Tensor cached, Tensor rest, Tensor index, std::optional<Ten
   Tensor out = pool_empty(sizes, cached.scalar_type());
   char* to = static_cast<char*>(out.mutable_data_ptr());
   // The slot of a row, or -1 - p for row p of the rest. These are always inlined, see prefetch.h.
-  const auto place = [&](int64_t i) __attribute__((always_inline)) {
+  const auto place = [=, by_slot = slot_of.has_value()](int64_t i) __attribute__((always_inline)) {
     const int64_t id = ids[i];
-    if (!slot_of) return id;
+    if (!by_slot) return id;
     if (id < 0 || id >= left.count) [[unlikely]]
       return INT64_MIN;  // row 2^63 - 1 of the rest
     const int64_t slot = slots[id];
     return slot >= 0 ? slot : -1 - id;
   };
-  const auto at = [&](int64_t i) __attribute__((always_inline)) -> const char* {
+  const auto at = [=](int64_t i) __attribute__((always_inline)) -> const char* {
     const int64_t p = place(i), row = p >= 0 ? p : -1 - p;
     const Bytes& from = p >= 0 ? held : left;
     return row < from.count ? from.data + row * held.row : nullptr;

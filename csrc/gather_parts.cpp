@@ -102,9 +102,9 @@ void copy_rows(const Matrix& matrix, const Place* places, int64_t n, char* out) 
 void copy(const Matrix& matrix, const Place* places, int64_t n, char* out) {
   if (matrix.past) {
     const Part* parts = matrix.parts.data();
-    const auto at = [&](int64_t i) __attribute__((always_inline)) {
-      return places[i].of(parts, matrix.bytes);
-    };
+    const int64_t bytes = matrix.bytes;
+    const auto at = [=](int64_t i)
+                        __attribute__((always_inline)) { return places[i].of(parts, bytes); };
     write_rows(n, matrix.bytes, out, at);
     return;
   }

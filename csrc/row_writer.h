@@ -102,7 +102,8 @@ inline bool passes_caches(int64_t row_bytes, int64_t all_bytes) {
 #endif
 }
 
-// Asks for rows before they are written: for their pages first, then for their lines.
+// Asks for rows before they are written: for their pages first, then for their lines. It has a copy
+// of `at`, as the compiler would look again after every store for what a reference leads to.
 template <typename At>
 class RowsAhead {
  public:
@@ -128,16 +129,17 @@ class RowsAhead {
   }
 
   const int64_t n_, bytes_, ahead_;
-  const At& at_;
+  const At at_;
 };
 
 template <typename Writer, typename At>
 int64_t write_rows_with(int64_t n, int64_t bytes, char* out, const At& at) {
-  const RowsAhead<At> ahead(n, bytes, at);
+  const At own = at;
+  const RowsAhead<At> ahead(n, bytes, own);
   Writer writer(out);
   for (int64_t i = 0; i < n; ++i) {
     ahead.before(i);
-    const char* row = at(i);
+    const char* row = own(i);
     if (!row) [[unlikely]]
       return i;
     writer.put(row, bytes);
@@ -151,10 +153,11 @@ int64_t write_rows_with(int64_t n, int64_t bytes, char* out, const At& at) {
 template <typename At>
 [[gnu::target("avx2")]] int64_t write_rows_in_halves(int64_t n, int64_t bytes, char* out,
                                                      const At& at) {
-  const RowsAhead<At> ahead(n, bytes, at);
+  const At own = at;
+  const RowsAhead<At> ahead(n, bytes, own);
   for (int64_t i = 0; i < n; ++i, out += bytes) {
     ahead.before(i);
-    const char* row = at(i);
+    const char* row = own(i);
     if (!row) [[unlikely]]
       return i;
     stream_halves(out, row, bytes);
@@ -165,7 +168,8 @@ template <typename At>
 #endif
 
 // Writes the rows at(0), at(1), ... one after the other, where passes_caches() says so. Returns the
-// number of the first row that is null, or `n`. `at` must always be inlined, see prefetch.h.
+// number of the first row that is null, or `n`. `at` must always be inlined, see prefetch.h, and
+// hold values rather than references.
 template <typename At>
 int64_t write_rows(int64_t n, int64_t bytes, char* out, const At& at) {
   if (bytes % kLine) return write_rows_with<RowWriter>(n, bytes, out, at);

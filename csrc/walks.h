@@ -111,6 +111,10 @@ struct Walks {
     check_count(length, "length");
   }
 
+  // Walks from `first`, of which walk `i` has number `i`.
+  Walks(const int64_t* first, int64_t count, int64_t length, uint64_t key)
+      : count(count), length(length), key(key), first(first), number(nullptr) {}
+
   void check_start(const WalkGraph& graph) const {
     for (int64_t i = 0; i < count; ++i) {
       if (!graph.valid(first[i])) [[unlikely]]
@@ -217,6 +221,24 @@ inline void first_order_step(const WalkGraph& graph, const Walks& walks, const u
     walks.write(from + i, step, node[i], place[i]);
     __builtin_prefetch(graph.begin + node[i]);
   }
+}
+
+// All steps of all walks, each along any of its node's edges.
+inline void walk_first_order(const WalkGraph& graph, const Walks& walks, int64_t num_threads) {
+  walks.for_each_group(num_threads, [&](int64_t from, int64_t to) {
+    int64_t node[kTogether];
+    uint64_t stream[kTogether];
+    for (int64_t i = to; i < std::min(to + kTogether, walks.count); ++i) {
+      __builtin_prefetch(graph.begin + walks.first[i]);  // of the walks that come next
+    }
+    for (int64_t i = from; i < to; ++i) {
+      node[i - from] = walks.nodes[i * (walks.length + 1)] = walks.first[i];
+      stream[i - from] = walks.key_of(i);
+    }
+    for (int64_t step = 0; step < walks.length; ++step) {
+      first_order_step(graph, walks, stream, node, from, to, step);
+    }
+  });
 }
 
 }  // namespace pyg_scale

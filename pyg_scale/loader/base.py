@@ -43,6 +43,7 @@ from pyg_scale.loader.workers.threads import Borrowed, Pipeline, WorkerThreads
 from pyg_scale.ops import keys
 
 _SAMPLED, _FETCHED, _DONE = "sampled", "fetched", "done"
+_OF_PYG, _NOTHING = (SamplerOutput, HeteroSamplerOutput), nullcontext()
 
 
 class SubgraphLoader(Resumable, DataLoader[Any]):
@@ -325,14 +326,14 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
 
     def _sampled(self, out: Any, batch: BatchIndex, stats: Stats) -> Any:
         for each in out if isinstance(out, tuple) else (out,):
-            if isinstance(each, SamplerOutput | HeteroSamplerOutput):
+            if isinstance(each, _OF_PYG):
                 each._batch_key = batch.piece_key
                 count_sampled(each, stats)
         return out
 
     def _fetch_stage(self, out: Any, stats: Stats) -> Any:
         schedule, step = getattr(out, "_announced", (None, -1))
-        with stats.stage("fetch"), nullcontext() if schedule is None else schedule.serving(step):
+        with stats.stage("fetch"), _NOTHING if schedule is None else schedule.serving(step):
             if self._plan is None:
                 return self._fetch(out, stats)
             return each_piece(out, partial(self._fetch, stats=stats))

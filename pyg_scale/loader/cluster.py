@@ -19,7 +19,7 @@ from torch_geometric.utils import select
 from pyg_scale import plugins
 from pyg_scale.loader.archive import ADVICE, edges_hash, load_archive, save_archive
 from pyg_scale.loader.base import SubgraphLoader
-from pyg_scale.loader.batch.build import select_rows
+from pyg_scale.loader.batch.build import put, select_rows
 from pyg_scale.loader.batch.source import rows_in_huge_pages
 from pyg_scale.loader.induced import has_edge_attrs, refuse_overrides
 from pyg_scale.loader.seeds.epoch import BatchIndex
@@ -245,17 +245,17 @@ def _narrow(partition: Partition) -> Tensor:
 
 def _batch(data: Data, out: Induced, stats: Stats) -> Data:
     """A batch with rows of attributes of nodes and edges; what it reads is counted."""
-    batch = copy.copy(data)
-    into = batch._store
-    for key, value in data._store.items():
+    batch, store = copy.copy(data), data._store
+    values: dict[str, Any] = {"edge_index": out.edge_index}
+    for key, value in store.items():
         if key == "num_nodes":
-            into[key] = out.node.numel()
+            values[key] = out.node.numel()
         elif data.is_node_attr(key):
-            into[key] = _rows(data, key, value, out.node, stats)
+            values[key] = _rows(data, key, value, out.node, stats)
         elif data.is_edge_attr(key):
             assert out.edge is not None
-            into[key] = _rows(data, key, value, out.edge, stats)
-    into["edge_index"] = out.edge_index
+            values[key] = _rows(data, key, value, out.edge, stats)
+    put(batch._store, values)
     return batch
 
 

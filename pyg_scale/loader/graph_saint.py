@@ -20,7 +20,6 @@ from pyg_scale.loader.seeds.epoch import BatchIndex, draw_seed
 from pyg_scale.loader.stats import Stats
 from pyg_scale.ops import keys
 from pyg_scale.ops.induced_edges import Induced
-from pyg_scale.ops.random_walk import random_walk
 
 _FORMAT = "pyg_scale GraphSAINT 2"
 
@@ -58,6 +57,10 @@ class _Saint(SubgraphLoader, torch_geometric.loader.GraphSAINTSampler):
     def _draw(self, key: int) -> Tensor:
         """Node ids ``int64``, repeats allowed, drawn with a key."""
         raise NotImplementedError
+
+    def _drawn(self, key: int, ids: bool) -> Induced:
+        """Nodes drawn with a key, and all edges among them, with or without their ids."""
+        return self._graph.among(self._draw(key), ids=ids)
 
     def _chances(self) -> tuple[Tensor, Tensor]:
         """The chances that one draw has a node, and both ends of an edge; ``float64``, [N], [E]."""
@@ -151,7 +154,7 @@ class _Saint(SubgraphLoader, torch_geometric.loader.GraphSAINTSampler):
         return self._induced(batch.key, bool(self.sample_coverage) or has_edge_attrs(self.data))
 
     def _induced(self, key: int, ids: bool = True) -> Induced:
-        return self._graph.among(self._draw(keys.fold(key, keys.SAINT)), ids=ids)
+        return self._drawn(keys.fold(key, keys.SAINT), ids)
 
     def _fetch(self, out: Induced, stats: Stats) -> Data:
         batch = batch_of(self.data, out, stats)
@@ -267,17 +270,8 @@ class GraphSAINTRandomWalkSampler(_Saint, torch_geometric.loader.GraphSAINTRando
     def _options(self) -> dict[str, int]:
         return {"batch_size": self._batch_size, "walk_length": self.walk_length}
 
-    def _draw(self, key: int) -> Tensor:
-        start = keys.draws_each(key, self._batch_size, self.N)
-        walks = random_walk(
-            self._graph.indptr,
-            self._graph.col,
-            start,
-            self.walk_length,
-            key=keys.fold(key, keys.WALK),
-            is_sorted=True,
-        )
-        return walks.node.view(-1)
+    def _drawn(self, key: int, ids: bool) -> Induced:
+        return self._graph.among_walks(self._batch_size, self.walk_length, key, ids=ids)
 
 
 def _in_any(chance: Tensor, draws: int) -> Tensor:

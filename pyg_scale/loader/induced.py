@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import copy
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_scale.loader.batch.build import select_rows
+from pyg_scale.loader.batch.build import put, select_rows
 from pyg_scale.loader.stats import Stats
 from pyg_scale.ops import memory
-from pyg_scale.ops.induced_edges import Induced, induced_edges
+from pyg_scale.ops.induced_edges import Induced, induced_edges, walked_edges
 
 
 class Grouped(NamedTuple):
@@ -61,6 +61,14 @@ class Grouped(NamedTuple):
         """
         return induced_edges(self.indptr, self.col, self.edge if ids else None, drawn)
 
+    def among_walks(self, count: int, length: int, key: int, *, ids: bool = True) -> Induced:
+        """The nodes of walks from any nodes, and all edges among them, in the order of this graph.
+
+        ``count`` walks have ``length`` steps each. Without ``ids``, ids of edges are left out.
+        """
+        edge = self.edge if ids else None
+        return walked_edges(self.indptr, self.col, edge, count, length, key)
+
 
 def refuse_overrides(loader: object, *names: str) -> None:
     """Refuse a subclass that overrides steps of PyG's loader which ours does not take.
@@ -85,15 +93,14 @@ def has_edge_attrs(data: Data) -> bool:
 def batch_of(data: Data, out: Induced, stats: Stats) -> Data:
     """A batch with the rows of all attributes of nodes and edges."""
     batch, store = copy.copy(data), data._store
-    into = batch._store
+    values: dict[str, Any] = {"num_nodes": out.node.numel(), "edge_index": out.edge_index}
     for key, value in store.items():
         if key == "edge_index" or not isinstance(value, Tensor):
             continue
         if data.is_node_attr(key):
-            into[key] = select_rows(store, key, value, out.node, stats)
+            values[key] = select_rows(store, key, value, out.node, stats)
         elif data.is_edge_attr(key):
             assert out.edge is not None
-            into[key] = select_rows(store, key, value, out.edge, stats)
-    into["num_nodes"] = out.node.numel()
-    into["edge_index"] = out.edge_index
+            values[key] = select_rows(store, key, value, out.edge, stats)
+    put(batch._store, values)
     return batch

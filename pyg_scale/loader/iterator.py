@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -150,8 +149,7 @@ class EpochIterator:
             before = progress.position, self._passed, self._epoch.sum, self._total.sum
             if progress.finished or self._closed:
                 raise StopIteration
-            with self._named():
-                batch, out, stats = self._made()
+            batch, out, stats = self._named()
             if isinstance(out, Failed):
                 if batch is not None:
                     self._passed = self._passed.after(batch)
@@ -186,11 +184,12 @@ class EpochIterator:
         """
         return self._progress.finished or self._closed or self._batches.at_end(self._passed)
 
-    def _named(self) -> AbstractContextManager[Any]:
-        """The name of a step for profilers, as that of a ``DataLoader``, if one is at work."""
+    def _named(self) -> tuple[BatchIndex | None, Any, Stats]:
+        """:meth:`_made`, named for profilers as a step of a ``DataLoader``, if one is at work."""
         if not torch.autograd.profiler._is_profiler_enabled:
-            return nullcontext()
-        return torch.autograd.profiler.record_function(self._profile_name)
+            return self._made()
+        with torch.autograd.profiler.record_function(self._profile_name):
+            return self._made()
 
     def _made(self) -> tuple[BatchIndex | None, Any, Stats]:
         """The next batch, or an error of its own."""

@@ -45,11 +45,11 @@ def _takes(x: Tensor, index: Tensor, dim: int) -> bool:
     """Return True if the compiled op applies."""
     return (
         type(x) in (Tensor, torch.nn.Parameter)
-        and x.device.type == "cpu"
-        and index.device.type == "cpu"
-        and x.layout == torch.strided
+        and x.is_cpu
+        and index.is_cpu
+        and x.layout is torch.strided
         and x.dim() > 0
-        and dim in (0, -x.dim())
+        and (dim == 0 or dim == -x.dim())
         and not (x.requires_grad and torch.is_grad_enabled())
         and not (x.is_quantized or x.is_conj() or x.is_neg())
         and _rows_contiguous(x)
@@ -57,7 +57,9 @@ def _takes(x: Tensor, index: Tensor, dim: int) -> bool:
 
 
 def _rows_contiguous(x: Tensor) -> bool:
-    expected = 1  # not x.is_contiguous(), which accepts any strides if there are no rows
+    if x.numel() and x.is_contiguous():  # which accepts any strides if there are no rows
+        return True
+    expected = 1
     for size, stride in zip(reversed(x.shape[1:]), reversed(x.stride()[1:])):
         if size != 1 and stride != expected:
             return False

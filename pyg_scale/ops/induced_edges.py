@@ -7,7 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_scale.ops import library
+from pyg_scale.ops import keys, library
+from pyg_scale.ops.random_walk import random_walk
 
 
 class Induced(NamedTuple):
@@ -68,3 +69,47 @@ def induced_edges(indptr: Tensor, index: Tensor, edge_id: Tensor | None, drawn: 
     inside = (node[col] == end).nonzero().view(-1)
     edge = None if edge_id is None else edge_id[position[inside]].to(torch.int64)
     return Induced(node, torch.stack([row[inside], col[inside]]), edge)
+
+
+def walked_edges(
+    indptr: Tensor, index: Tensor, edge_id: Tensor | None, count: int, length: int, key: int
+) -> Induced:
+    """The nodes of random walks from nodes that are equally likely, and all edges among them.
+
+    Walk ``i`` begins at node ``draws_each(key, count, num_nodes)[i]``, and the walks are those of
+    :func:`~pyg_scale.ops.random_walk.random_walk` with the key ``fold(key, WALK)``
+    (:mod:`pyg_scale.ops.keys`).
+
+    Args:
+        indptr: As for :func:`induced_edges`, as are ``index`` and ``edge_id``.
+        index: Their other ends.
+        edge_id: Their ids, or ``None``.
+        count: Number of walks.
+        length: Number of steps of each.
+        key: Key of all draws, unsigned.
+
+    Raises:
+        ValueError: If ``count`` or ``length`` is negative, there is no node to begin at, or
+            pointers or ends lead out of the graph.
+    """
+    if library.compiled():
+        of_walks = keys.to_signed(keys.fold(key, keys.WALK))
+        node, ends, edge = torch.ops.pyg_scale.walked_edges(
+            indptr.contiguous(),
+            index,
+            edge_id,
+            count,
+            length,
+            keys.to_signed(key),
+            of_walks,
+            library.num_threads(),
+        )
+        return Induced(node, ends, None if edge_id is None else edge)
+    for name, value in (("count", count), ("length", length)):
+        if value < 0:
+            raise ValueError(f"{name} must not be negative (got {value})")
+    if count and indptr.numel() < 2:
+        raise ValueError("walks need a node to begin at, and the graph has none")
+    start = keys.draws_each(key, count, max(indptr.numel() - 1, 1))
+    walks = random_walk(indptr, index, start, length, key=keys.fold(key, keys.WALK))
+    return induced_edges(indptr, index, edge_id, walks.node.view(-1))

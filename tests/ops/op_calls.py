@@ -1001,6 +1001,16 @@ CALLS: dict[str, Callable[[], Arguments]] = {
         "num_threads": 2,
     },
     "unmap_rows": lambda: {"x": features(4096), "device": 0},
+    "walked_edges": lambda: {
+        "indptr": indptr(),
+        "index": indices(),
+        "edge_id": torch.arange(indices().numel()),
+        "count": 4,
+        "length": 2,
+        "start_key": 1,
+        "key": 2,
+        "num_threads": 1,
+    },
 }
 
 NEED_A_DEVICE = {"edge_formula_compiled", "map_rows", "unmap_rows"}

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch_geometric.utils import subgraph
 
-from pyg_scale.ops import library
-from pyg_scale.ops.induced_edges import induced_edges
+from pyg_scale.ops import keys, library
+from pyg_scale.ops.induced_edges import induced_edges, walked_edges
+from pyg_scale.ops.random_walk import random_walk
 
 pytestmark = pytest.mark.matrix(3)
 
@@ -105,3 +106,37 @@ def test_columns_of_two_dtypes_are_refused(name):
     arguments[name] = arguments[name].int()
     with pytest.raises(ValueError, match="one dtype"):
         induced_edges(**arguments, drawn=torch.arange(150))
+
+
+@pytest.mark.parametrize("kernels", ["auto", "never"])
+@pytest.mark.parametrize(("count", "length"), [(0, 3), (1, 0), (40, 2), (300, 1), (7, 20)])
+@pytest.mark.parametrize(
+    "stored", [(torch.int64, False), (torch.int32, False), (torch.int32, True)]
+)
+def test_edges_of_walks_are_those_among_their_nodes(stored, count, length, kernels, monkeypatch):
+    monkeypatch.setenv("PYG_SCALE_KERNELS", kernels)
+    for seed in range(4):
+        indptr, index, edge_id = graph(seed, 150, 2, *stored)  # some nodes have no edges
+        start = keys.draws_each(seed, count, 150)
+        walks = random_walk(indptr, index, start, length, key=keys.fold(seed, keys.WALK))
+        wanted = induced_edges(indptr, index, edge_id, walks.node.view(-1))
+        found = walked_edges(indptr, index, edge_id, count, length, seed)
+        assert found.node.numel() > 0 or count == 0
+        for one, other in zip(found, wanted, strict=True):
+            assert torch.equal(one, other)
+        bare = walked_edges(indptr, index, None, count, length, seed)
+        assert bare.edge is None and all(map(torch.equal, bare[:2], found[:2]))
+
+
+@pytest.mark.parametrize("kernels", ["auto", "never"])
+@pytest.mark.parametrize(("name", "value"), [("count", -1), ("length", -1), ("indptr", None)])
+def test_walks_that_are_refused(name, value, kernels, monkeypatch):
+    monkeypatch.setenv("PYG_SCALE_KERNELS", kernels)
+    indptr, index, _ = graph(1)
+    given = {"indptr": indptr, "index": index, "edge_id": None, "count": 3, "length": 2, "key": 1}
+    if name == "indptr":
+        given |= {"indptr": torch.zeros(1, dtype=torch.int64), "index": index[:0]}
+    else:
+        given[name] = value
+    with pytest.raises(ValueError, match="a node to begin at" if name == "indptr" else name):
+        walked_edges(**given)

@@ -318,6 +318,16 @@ def _take_rows(
     source.stats.count("fetch", rows=index.numel(), num_bytes=rows.nbytes)
 
 
+def put(into: BaseStorage, values: Mapping[str, Any]) -> None:
+    """Set attributes of a new batch, none of which is ``None``, all at once.
+
+    If they are set one by one, PyG looks each time for a list of attributes by kind, which a new
+    batch does not have: that costs an exception.
+    """
+    into.__dict__.pop("_cached_attr", None)
+    into._mapping.update(values)
+
+
 def select_rows(store: BaseStorage, key: str, value: Any, index: Tensor, stats: Stats) -> Any:
     """The rows ``index`` of a feature, along the dimension in which PyG concatenates it.
 

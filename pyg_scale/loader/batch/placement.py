@@ -29,6 +29,8 @@ from pyg_scale.store.device.shares import SHARES
 from pyg_scale.store.device.target import budget_of, device_of, send
 from pyg_scale.store.memory import MemoryFeatureStore
 
+_NOTHING = contextlib.nullcontext()
+
 
 class Placement:
     """Leaves batches where they are made, or copies them to a device when they are handed out.
@@ -82,7 +84,7 @@ class Placement:
 
     def beside_training(self) -> contextlib.AbstractContextManager[None]:
         """The context in which a worker thread makes a batch."""
-        return contextlib.nullcontext()
+        return _NOTHING
 
     def made(self, out: Any, stats: Stats, pin: bool) -> Any:
         """A batch made :meth:`beside_training`, as its thread hands it over; pinned if ``pin``."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -15,10 +15,12 @@ from pyg_scale.loader.seeds.index_state import SamplerState
 from pyg_scale.loader.seeds.share import EpochSegment
 from pyg_scale.ops import keys
 
+_T = TypeVar("_T")
+
 LISTED = 1 << 22
 """Up to so many seeds a shuffled epoch is a list in memory, 32 MB; beyond it is computed."""
 _AT_ONCE = 1 << 14  # of them are computed at a time
-_KEYS_AT_ONCE = 64  # of batches
+_BATCHES_AT_ONCE = 64  # at most, of which seeds and keys are
 
 
 class BatchIndex:
@@ -282,7 +284,10 @@ class Passed(NamedTuple):
         """The same after one more batch, or piece of one; another object at every call."""
         if not batch.is_last_piece:
             return Passed(*self)
-        later, first = self.later | {batch.step}, self.all_before
+        first = self.all_before
+        if not self.later and batch.step == first:
+            return Passed(first + 1)
+        later = self.later | {batch.step}
         while first in later:
             later, first = later - {first}, first + 1
         return Passed(first, later)
@@ -368,25 +373,43 @@ class EqualNumbers:
 
     def of_order(self, ordered: SeedOrder) -> Callable[[int], Tensor]:
         """The same for seeds in another order."""
-        size, end = self.batch_size, self.num_seeds
-        return lambda number: ordered.between(number * size, min((number + 1) * size, end))
+        size, num_seeds = self.batch_size, self.num_seeds
+
+        def of_batches(first: int, end: int) -> Sequence[Tensor]:
+            return ordered.between(first * size, min(end * size, num_seeds)).split(size)
+
+        return _SomeAtOnce(of_batches, self.count, min(_BATCHES_AT_ONCE, _AT_ONCE // size))
 
 
-class _BatchKeys:
-    """The keys of an epoch's batches, computed some at a time as they are read."""
+class _SomeAtOnce(Generic[_T]):
+    """Something for each batch of an epoch, computed for some at a time as it is read.
 
-    def __init__(self, seed: int, epoch: int, count: int) -> None:
-        self._seed, self._epoch, self._count = seed, epoch, count
-        self._piece: tuple[int, list[int]] = 0, []  # replaced as a whole: threads may read
+    Args:
+        compute: Gives what there is for batches ``first`` to ``end - 1``.
+        count: Number of batches.
+        at_once: Number of batches for which it is computed at a time; less than one is one.
+    """
 
-    def __getitem__(self, number: int) -> int:
+    def __init__(
+        self, compute: Callable[[int, int], Sequence[_T]], count: int, at_once: int
+    ) -> None:
+        self._compute, self._count, self._at_once = compute, count, max(at_once, 1)
+        self._piece: tuple[int, Sequence[_T]] = 0, ()  # replaced as a whole: threads may read
+
+    def __call__(self, number: int) -> _T:
         first, found = self._piece
         if not first <= number < first + len(found):
-            first = number - number % _KEYS_AT_ONCE
-            end = min(first + _KEYS_AT_ONCE, self._count)
-            found = [keys.batch_key(self._seed, self._epoch, each) for each in range(first, end)]
+            first = number - number % self._at_once
+            found = self._compute(first, min(first + self._at_once, self._count))
             self._piece = first, found
         return found[number - first]
+
+
+def _batch_keys(seed: int, epoch: int, count: int) -> Callable[[int], int]:
+    def of_batches(first: int, end: int) -> list[int]:
+        return [keys.batch_key(seed, epoch, each) for each in range(first, end)]
+
+    return _SomeAtOnce(of_batches, count, _BATCHES_AT_ONCE)
 
 
 def batches(cut: Cut, *, seed: int, epoch: int, start: int = 0) -> Batches:
@@ -399,12 +422,12 @@ def batches(cut: Cut, *, seed: int, epoch: int, start: int = 0) -> Batches:
         start: How many batches were delivered already.
     """
     seeds = cut.of_epoch(seed, epoch) if start < cut.count else None
-    key_of = _BatchKeys(seed, epoch, cut.count)
+    key_of = _batch_keys(seed, epoch, cut.count)
 
     def draw(step: int) -> BatchIndex | None:
         if seeds is None or step >= cut.count:
             return None
-        return BatchIndex(seeds(step), key_of[step], step, epoch)
+        return BatchIndex(seeds(step), key_of(step), step, epoch)
 
     return Batches(draw, start)
 
