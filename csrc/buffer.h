@@ -9,6 +9,7 @@
 #include <cstring>
 #include <new>
 #include <type_traits>
+#include <utility>
 
 namespace pyg_scale {
 
@@ -38,6 +39,12 @@ class Buffer {
 
   void clear() { size_ = 0; }
   void set_size(int64_t size) { size_ = size; }  // size <= what was reserved
+
+  void swap(Buffer& other) {
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+    std::swap(capacity_, other.capacity_);
+  }
 
   void release() {
     std::free(data_);

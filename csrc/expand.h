@@ -50,12 +50,24 @@ class alignas(64) Expansion {  // not two threads on one cache line
   }
 
   void clear() {
+    clear_numbered();
+    edge_.clear();
+    weight_.clear();
+  }
+
+  // The edges but for their ids and weights, once their neighbours have numbers.
+  void clear_numbered() {
     position_.clear();
     neighbor_.clear();
-    edge_.clear();
     count_.clear();
     seed_.clear();
-    weight_.clear();
+  }
+
+  // Appends ids and weights to these buffers, rather than that somebody copies them there, until it
+  // is called again.
+  void swap(Buffer<int64_t>& edge, Buffer<float>& weight) {
+    edge_.swap(edge);
+    weight_.swap(weight);
   }
 
   int64_t num_edges() const { return neighbor_.size(); }
@@ -351,8 +363,9 @@ class alignas(64) Expansion {  // not two threads on one cache line
     const int64_t n = neighbor_.size() - from;
     // Rows are short, and differ in length: some numbers too many cost less than counting them.
     constexpr int64_t kAtOnce = 8;
-    weight_.reserve(from + n + kAtOnce);
-    float* weight = weight_.data() + from;
+    const int64_t size = weight_.size();
+    weight_.reserve(size + n + kAtOnce);
+    float* weight = weight_.data() + size;
     const int64_t* neighbor = neighbor_.data() + from;
     const int64_t* count = count_.data() + count_.size() - (end - begin);
     const bool by_row = !view.weight_prefix;  // all edges of a row have its share
@@ -380,7 +393,7 @@ class alignas(64) Expansion {  // not two threads on one cache line
         weight[i] = theirs > 0 ? static_cast<float>(value / root) : 0;
       }
     }
-    weight_.set_size(from + n);
+    weight_.set_size(size + n);
   }
 
   static double weight_of(double share, bool is_mean, int64_t degree) {
@@ -420,10 +433,10 @@ class alignas(64) Expansion {  // not two threads on one cache line
 
   // The neighbours and edge ids of the positions.
   void read(const EdgeView& view) {
-    const int64_t n = position_.size(), from = neighbor_.size();
+    const int64_t n = position_.size(), from = neighbor_.size(), size = edge_.size();
     neighbor_.reserve(from + n);
-    edge_.reserve(from + n);
-    int64_t *neighbor = neighbor_.data() + from, *edge = edge_.data() + from;
+    edge_.reserve(size + n);
+    int64_t *neighbor = neighbor_.data() + from, *edge = edge_.data() + size;
     const IntColumn& id = view.edge_id;
     if (view.indices.wide) {
       read_column<int64_t>(view.indices, n, neighbor);
@@ -439,15 +452,15 @@ class alignas(64) Expansion {  // not two threads on one cache line
     }
     check_neighbors(view, neighbor, n);
     neighbor_.set_size(from + n);
-    edge_.set_size(from + n);
+    edge_.set_size(size + n);
   }
 
   // The same for rows whose in-edges are in several parts.
   void read_parts(const EdgeView& view, int64_t num_rows) {
-    const int64_t n = position_.size(), from = neighbor_.size();
+    const int64_t n = position_.size(), from = neighbor_.size(), size = edge_.size();
     neighbor_.reserve(from + n);
-    edge_.reserve(from + n);
-    int64_t *neighbor = neighbor_.data() + from, *edge = edge_.data() + from;
+    edge_.reserve(size + n);
+    int64_t *neighbor = neighbor_.data() + from, *edge = edge_.data() + size;
     const int64_t* count = count_.data() + count_.size() - num_rows;
     int64_t i = 0;
     for (int64_t row = 0; row < num_rows; ++row) {
@@ -470,7 +483,7 @@ class alignas(64) Expansion {  // not two threads on one cache line
     }
     check_neighbors(view, neighbor, n);
     neighbor_.set_size(from + n);
-    edge_.set_size(from + n);
+    edge_.set_size(size + n);
   }
 
   static void check_neighbors(const EdgeView& view, const int64_t* neighbor, int64_t n) {

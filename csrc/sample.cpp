@@ -205,11 +205,14 @@ class Sampling {
     } else {
       const int64_t step = Expansion::block_rows(k);
       Expansion& expansion = scratch_.expansions[0];
+      expansion.clear();
+      expansion.swap(list.edge, list.weight);
       for (int64_t from = begin; from < end; from += step) {
-        expansion.clear();
+        expansion.clear_numbered();
         expansion.expand(view, how, rows(r), from, std::min(end, from + step), end);
-        append(view, expansion, list);
+        number(view, expansion, list);
       }
+      expansion.swap(list.edge, list.weight);
     }
     edges_per_hop_[r][hop] = list.row.size() - edges_before;
   }
@@ -258,11 +261,15 @@ class Sampling {
     return out;
   }
 
-  // Numbers the sampled neighbours of the rows that come next.
   void append(const EdgeView& view, const Expansion& expansion, EdgeList& list) {
-    const int64_t n = expansion.num_edges(), size = list.row.size();
-    list.edge.append(expansion.edge(), n);
+    list.edge.append(expansion.edge(), expansion.num_edges());
     list.weight.append(expansion.weight().data(), expansion.weight().size());
+    number(view, expansion, list);
+  }
+
+  // Numbers the sampled neighbours of the rows that come next.
+  void number(const EdgeView& view, const Expansion& expansion, EdgeList& list) {
+    const int64_t n = expansion.num_edges(), size = list.row.size();
     list.row.reserve(size + n);
     nodes(view.neighbor_type)
         .add_neighbors(expansion.neighbor(), n, expansion.count().data(), expansion.seed(),
