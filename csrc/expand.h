@@ -63,8 +63,8 @@ class alignas(64) Expansion {  // not two threads on one cache line
     seed_.clear();
   }
 
-  // Appends ids and weights to these buffers, rather than that somebody copies them there, until it
-  // is called again.
+  // Until it is called again, ids and weights are appended to these buffers, so that nobody has to
+  // copy them there.
   void swap(Buffer<int64_t>& edge, Buffer<float>& weight) {
     edge_.swap(edge);
     weight_.swap(weight);
