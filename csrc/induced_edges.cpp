@@ -19,8 +19,8 @@ namespace pyg_scale {
 namespace {
 
 template <typename T>
-std::tuple<Tensor, Tensor, Tensor> edges_of_type(const EdgeTable& table, const Chosen& chosen,
-                                                 int64_t count) {
+std::tuple<Tensor, Tensor, Tensor> edges_with_ends(const EdgeTable& table, const Chosen& chosen,
+                                                   int64_t count) {
   Tensor nodes = pool_empty({count}, ScalarType::Long);
   int64_t* node = nodes.mutable_data_ptr<int64_t>();
   chosen.write(node);
@@ -44,8 +44,8 @@ std::tuple<Tensor, Tensor, Tensor> edges_among(const EdgeTable& table, const int
   Chosen chosen(table.num_nodes);
   for (int64_t i = 0; i < n; ++i) chosen.add(drawn[i]);
   const int64_t count = chosen.number();
-  return table.target.wide ? edges_of_type<int64_t>(table, chosen, count)
-                           : edges_of_type<int32_t>(table, chosen, count);
+  return table.target.wide ? edges_with_ends<int64_t>(table, chosen, count)
+                           : edges_with_ends<int32_t>(table, chosen, count);
 }
 
 EdgeTable table_of(const Tensor& indptr, const Tensor& index,

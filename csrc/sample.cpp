@@ -261,6 +261,7 @@ class Sampling {
     return out;
   }
 
+  // Appends the edges of the rows that come next.
   void append(const EdgeView& view, const Expansion& expansion, EdgeList& list) {
     list.edge.append(expansion.edge(), expansion.num_edges());
     list.weight.append(expansion.weight().data(), expansion.weight().size());

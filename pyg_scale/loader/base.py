@@ -43,7 +43,7 @@ from pyg_scale.loader.workers.threads import Borrowed, Pipeline, WorkerThreads
 from pyg_scale.ops import keys
 
 _SAMPLED, _FETCHED, _DONE = "sampled", "fetched", "done"
-_OF_PYG, _NOTHING = (SamplerOutput, HeteroSamplerOutput), nullcontext()
+_OF_PYG = (SamplerOutput, HeteroSamplerOutput)
 
 
 class SubgraphLoader(Resumable, DataLoader[Any]):
@@ -333,7 +333,7 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
 
     def _fetch_stage(self, out: Any, stats: Stats) -> Any:
         schedule, step = getattr(out, "_announced", (None, -1))
-        with stats.stage("fetch"), _NOTHING if schedule is None else schedule.serving(step):
+        with stats.stage("fetch"), nullcontext() if schedule is None else schedule.serving(step):
             if self._plan is None:
                 return self._fetch(out, stats)
             return each_piece(out, partial(self._fetch, stats=stats))

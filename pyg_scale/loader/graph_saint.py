@@ -58,10 +58,6 @@ class _Saint(SubgraphLoader, torch_geometric.loader.GraphSAINTSampler):
         """Node ids ``int64``, repeats allowed, drawn with a key."""
         raise NotImplementedError
 
-    def _drawn(self, key: int, ids: bool) -> Induced:
-        """Nodes drawn with a key, and all edges among them, with or without their ids."""
-        return self._graph.among(self._draw(key), ids=ids)
-
     def _chances(self) -> tuple[Tensor, Tensor]:
         """The chances that one draw has a node, and both ends of an edge; ``float64``, [N], [E]."""
         raise NotImplementedError(
@@ -154,7 +150,8 @@ class _Saint(SubgraphLoader, torch_geometric.loader.GraphSAINTSampler):
         return self._induced(batch.key, bool(self.sample_coverage) or has_edge_attrs(self.data))
 
     def _induced(self, key: int, ids: bool = True) -> Induced:
-        return self._drawn(keys.fold(key, keys.SAINT), ids)
+        """Nodes drawn with a key, and all edges among them, with or without their ids."""
+        return self._graph.among(self._draw(keys.fold(key, keys.SAINT)), ids=ids)
 
     def _fetch(self, out: Induced, stats: Stats) -> Data:
         batch = batch_of(self.data, out, stats)
@@ -270,8 +267,9 @@ class GraphSAINTRandomWalkSampler(_Saint, torch_geometric.loader.GraphSAINTRando
     def _options(self) -> dict[str, int]:
         return {"batch_size": self._batch_size, "walk_length": self.walk_length}
 
-    def _drawn(self, key: int, ids: bool) -> Induced:
-        return self._graph.among_walks(self._batch_size, self.walk_length, key, ids=ids)
+    def _induced(self, key: int, ids: bool = True) -> Induced:
+        of_batch = keys.fold(key, keys.SAINT)
+        return self._graph.among_walks(self._batch_size, self.walk_length, of_batch, ids=ids)
 
 
 def _in_any(chance: Tensor, draws: int) -> Tensor:

@@ -233,6 +233,25 @@ def test_batches_are_a_pure_function_of_the_position() -> None:
     assert list(batches(cut(0, 4), **arguments)) == []
 
 
+@pytest.mark.parametrize("listed", [True, False])
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize(
+    ("num_seeds", "size"), [(1, 1), (64, 1), (65, 1), (321, 5), (1_000, 20_000), (40_000, 16_385)]
+)
+def test_batches_are_slices_of_the_order(num_seeds, size, drop_last, listed, monkeypatch) -> None:
+    monkeypatch.setattr("pyg_scale.loader.seeds.epoch.LISTED", num_seeds if listed else 0)
+    key = keys.fold(0, 7, 3, keys.SHUFFLE)
+    if listed:
+        wanted = keys.permutation(key, num_seeds)
+    else:
+        wanted = keys.permuted(key, num_seeds, torch.arange(num_seeds))
+    numbers = cut(num_seeds, size, drop_last)
+    assert numbers.count == (num_seeds // size if drop_last else -(-num_seeds // size))
+    seeds = numbers.of_epoch(7, 3) if numbers.count else None
+    for number in random.Random(1).choices(range(numbers.count), k=200) if seeds else ():
+        assert torch.equal(seeds(number), wanted[number * size : (number + 1) * size])
+
+
 def test_every_order_is_about_as_likely() -> None:
     from scipy.stats import chisquare
 

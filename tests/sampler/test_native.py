@@ -229,6 +229,18 @@ def test_refuses_what_would_read_out_of_bounds():
     assert sampler.sample({None: torch.tensor([0])}, None, 0).node[None].tolist() == [0, 1, 2, 3]
 
 
+def test_an_error_after_many_blocks_leaves_nothing_behind():
+    topology, good = graph(random.Random(2), 3_000, 30_000), [5, 2]
+    indices = topology.csc[None].indices.clone()
+    indices[-1] = 3_000
+    csc_of = {None: dataclasses.replace(topology.csc[None], indices=indices)}
+    bad = bound(NativeSampler, dataclasses.replace(topology, csc=csc_of), num_neighbors=[-1])
+    for key in range(3):
+        with pytest.raises(ValueError, match="neighbour 3000 is not a node; there are 3000"):
+            bad.sample({None: torch.arange(3_000)}, None, key)
+        assert_equals_reference(topology, list(range(0, 3_000, 7)), key, num_neighbors=good)
+
+
 def test_without_kernels_it_is_the_reference_and_says_so(monkeypatch):
     rng = random.Random(5)
     topology, said = graph(rng, 40, 300), []
