@@ -27,10 +27,11 @@ from pyg_scale.comm import message
 from pyg_scale.comm.address import own_address
 from pyg_scale.comm.base import MAX_TAG, Communicator, Work
 from pyg_scale.comm.connect import Group
-from pyg_scale.comm.meeting import store_failure
-from pyg_scale.comm.roll_call import is_timeout
+from pyg_scale.comm.meeting import named, store_failure
+from pyg_scale.comm.roll_call import STORE_SECONDS, is_timeout, report, reports
 from pyg_scale.comm.service import Handler, Service, join
 from pyg_scale.comm.tcp import TcpService
+from pyg_scale.comm.time_limit import within
 from pyg_scale.errors import CommError, CommTimeoutError
 from pyg_scale.ops.raw_bytes import raw_bytes
 
@@ -51,25 +52,23 @@ class Gloo(Communicator):
         """Meet the other ranks.
 
         Raises:
-            CommTimeoutError: If not all of them come in time.
-            CommError: If they cannot be reached, or the store is gone.
+            CommTimeoutError: If not all of them come in time; names those that did not.
+            CommError: If they cannot be reached, or the store is gone; names ranks that ended.
         """
         address = own_address()
+        process_group: Any = None
+        said = PrefixStore("joined", group.store)
         try:
-            process_group: Any = dist.ProcessGroupGloo(
+            process_group = dist.ProcessGroupGloo(
                 group.store, group.rank, group.world_size, _options(address, group.timeout)
             )
             # A rank that closes before another has seen their connection would fail its joining.
             process_group.barrier().wait()
         except RuntimeError as error:
-            rank, size = group.rank, group.world_size
-            reason = f"rank {rank} at {address} could not meet all of the {size} ranks"
-            if isinstance(error, DistNetworkError):
-                raise CommError(f"{reason}: {store_failure(error, reason)}") from None
-            if is_timeout(error):
-                reason = f"{reason} within {group.timeout:g} seconds"
-                raise CommTimeoutError(f"{reason}: {_first_line(error)}") from None
-            raise CommError(f"{reason}: {_first_line(error)}") from None
+            process_group = None  # ends the waits of others for this rank
+            raise _not_joined(group, said, address, error) from None
+        with contextlib.suppress(RuntimeError):  # all are connected: rank 0 may have ended
+            report(said, group.rank, {})
         return cls(process_group, group)
 
     def __init__(self, process_group: Any, group: Group) -> None:
@@ -181,6 +180,31 @@ class _Exchange(Work[list[Tensor]]):
         reason = f"{self._name}: the connection to rank {rank} is lost"
         self._comm._break(reason)
         return CommError(f"{reason} (rank {self._comm.rank} says: {_first_line(error)})")
+
+
+def _not_joined(group: Group, said: Any, address: str, error: RuntimeError) -> CommError:
+    """The error to raise for one of joining, with the ranks that say nothing in a store."""
+    rank, size = group.rank, group.world_size
+    reason = f"rank {rank} at {address} could not meet all of the {size} ranks"
+    if isinstance(error, DistNetworkError):
+        return CommError(f"{reason}: {store_failure(error, reason)}")
+    late = is_timeout(error)
+    if late:
+        reason = f"{reason} within {group.timeout:g} seconds"
+
+    def tell_and_ask() -> list[int]:
+        report(said, rank, {})
+        words = reports(said, size)
+        return [other for other in range(size) if other not in words]
+
+    try:
+        silent = within(STORE_SECONDS, tell_and_ask)
+    except (RuntimeError, TimeoutError):
+        who = "the store of rank 0, in which the ranks meet, does not answer"
+    else:
+        who = f"{named(silent)} {'did not come' if late else 'ended'}"
+        who = who if silent else "none of them ended, but their connections broke"
+    return (CommTimeoutError if late else CommError)(f"{reason}: {who} ({_first_line(error)})")
 
 
 def _options(address: str, seconds: float) -> Any:

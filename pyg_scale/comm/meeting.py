@@ -20,7 +20,7 @@ import json
 import secrets
 import socket
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -202,6 +202,12 @@ def store_failure(error: RuntimeError, late: str) -> CommError:
     return CommError(f"the store of rank 0, in which the ranks meet, is gone: {first}")
 
 
+def named(ranks: Sequence[int]) -> str:
+    """Ranks in a message, the first of many."""
+    some = ", ".join(map(str, ranks[:16])) + (", ..." if len(ranks) > 16 else "")
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {some}"
+
+
 class _Meeting:
     def __init__(
         self, store: Any, rank: int, world_size: int, timeout: float, mine: dict[str, Any]
@@ -300,8 +306,7 @@ class _Meeting:
         return [rank for rank in ranks if not self.store.check([f"here/{offer}/{rank}"])]
 
     def _late(self, ranks: list[int]) -> CommTimeoutError:
-        names = ", ".join(str(rank) for rank in ranks[:16]) + (" ..." if len(ranks) > 16 else "")
         return CommTimeoutError(
-            f"{'rank' if len(ranks) == 1 else 'ranks'} {names} of {self.world_size} did not come "
-            f"within {self.timeout:g} seconds (waited for by rank {self.rank})"
+            f"{named(ranks)} of {self.world_size} did not come within {self.timeout:g} seconds "
+            f"(waited for by rank {self.rank})"
         )

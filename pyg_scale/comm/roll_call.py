@@ -22,12 +22,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
+from pyg_scale.comm.meeting import named
 from pyg_scale.comm.time_limit import within
 from pyg_scale.errors import CommError, CommTimeoutError
 
 _GRACE = 3.0  # seconds in which ranks that are alive report
 _PAUSE = 0.02
-_STORE_SECONDS = 10.0
+STORE_SECONDS = 10.0  # that the store may take for reports, and for those of others
 _NOBODY = (1 << 29) + 1  # a tag that nobody sends with
 _LONGEST = 2_000  # characters of an error that others are told
 
@@ -75,7 +76,7 @@ class RollCall:
         text = f"{type(error).__name__}: {error}"
         word = {"late": 0.0, "ended": [], "raised": text[:_LONGEST]}
         with contextlib.suppress(RuntimeError, TimeoutError):
-            within(_STORE_SECONDS, self._store.set, f"word/{self._group.rank()}", json.dumps(word))
+            within(STORE_SECONDS, report, self._store, self._group.rank(), word)
         _break(alive)
 
     def _look(self) -> tuple[list[int], list[Any]]:
@@ -111,7 +112,7 @@ class RollCall:
         word = {"late": seconds if late else 0.0, "ended": [] if late else ended}
         why = f"(rank {self._ranks[own]} got from gloo: {said})"
         try:
-            words = within(_STORE_SECONDS, self._exchange, word, alive)
+            words = within(STORE_SECONDS, self._exchange, word, alive)
         except (RuntimeError, TimeoutError):
             _break(alive)
             which = self._name(ended) if ended and not late else "a rank"
@@ -147,23 +148,36 @@ class RollCall:
 
     def _exchange(self, word: dict[str, Any], alive: list[Any]) -> dict[int, dict[str, Any]]:
         """The reports of ranks, this one included, after those alive have had time to report."""
-        own, store = self._group.rank(), self._store
-        store.set(f"word/{own}", json.dumps(word))
+        report(self._store, self._group.rank(), word)
         _break(alive)
-        words, deadline = {own: word}, time.monotonic() + _GRACE
-        while time.monotonic() < deadline and len(words) < self._group.size():
-            if any("raised" in each for each in words.values()):
-                break
-            for rank in self._others():
-                if rank not in words and store.check([f"word/{rank}"]):
-                    words[rank] = json.loads(store.get(f"word/{rank}"))
-            time.sleep(_PAUSE)
-        return words
+        return reports(self._store, self._group.size())
 
     def _name(self, ranks: list[int]) -> str:
-        names = [str(self._ranks[rank]) for rank in ranks]
-        some = ", ".join(names[:16]) + (", ..." if len(names) > 16 else "")
-        return f"{'rank' if len(names) == 1 else 'ranks'} {some}"
+        return named([self._ranks[rank] for rank in ranks])
+
+
+def report(store: Any, rank: int, word: dict[str, Any]) -> None:
+    """Tell the other ranks something, which :func:`reports` reads."""
+    store.set(f"word/{rank}", json.dumps(word))
+
+
+def reports(store: Any, world_size: int) -> dict[int, dict[str, Any]]:
+    """The reports of ranks, after those alive have had time to report; see :func:`report`.
+
+    Args:
+        store: A store of these reports alone.
+        world_size: Number of ranks, this one included.
+    """
+    words: dict[int, dict[str, Any]] = {}
+    deadline = time.monotonic() + _GRACE
+    while time.monotonic() < deadline and len(words) < world_size:
+        if any("raised" in each for each in words.values()):
+            break
+        for rank in range(world_size):
+            if rank not in words and store.check([f"word/{rank}"]):
+                words[rank] = json.loads(store.get(f"word/{rank}"))
+        time.sleep(_PAUSE)
+    return words
 
 
 def is_timeout(error: RuntimeError) -> bool:
