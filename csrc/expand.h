@@ -116,7 +116,7 @@ class alignas(64) Expansion {  // not two threads on one cache line
       for (int64_t row = begin; row < end; ++row) view.places->prefetch(rows.node[row]);
       for (int64_t row = begin; row < end; ++row) {
         const Held here = held(view, rows.node[row]);
-        __builtin_prefetch(here.view->indptr + here.place);
+        prefetch_ends(here.view->indptr, here.place);
         held_.push(here);
       }
     }
@@ -127,7 +127,7 @@ class alignas(64) Expansion {  // not two threads on one cache line
         in = held_[row - begin].view;
         v = held_[row - begin].place;
       } else {
-        if (row + kAhead < stop) __builtin_prefetch(view.indptr + rows.at(row + kAhead));
+        if (row + kAhead < stop) prefetch_ends(view.indptr, rows.at(row + kAhead));
         if (kBySource && row + kSoon < stop) prefetch_begin(view, rows.at(row + kSoon));
         v = rows.at(row);
       }
@@ -266,7 +266,7 @@ class alignas(64) Expansion {  // not two threads on one cache line
     row_.reserve(n + 1);
     for (int64_t i = 0; i < n; ++i) {
       const int64_t row = begin + i;
-      if (row + kFar < stop) __builtin_prefetch(view.indptr + rows.at(row + kFar));
+      if (row + kFar < stop) prefetch_ends(view.indptr, rows.at(row + kFar));
       const int64_t v = rows.at(row);
       row_[i] = {view.indptr[v], view.indptr[v + 1]};
       if (row < end) check_entries(v, row_[i].begin, row_[i].end, view.num_edges);
@@ -346,7 +346,7 @@ class alignas(64) Expansion {  // not two threads on one cache line
         edges.prefetch(view.indptr[rows.at(i)]);
       }
       for (int64_t i = next; i < std::min(next + kPagesAtOnce, stop); ++i) {
-        __builtin_prefetch(view.indptr + rows.at(i));
+        prefetch_ends(view.indptr, rows.at(i));
       }
     }
     if (row + kSoon < stop) prefetch_begin(view, rows.at(row + kSoon));

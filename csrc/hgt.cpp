@@ -19,6 +19,7 @@
 #include "keys.h"
 #include "node_list.h"
 #include "pool.h"
+#include "prefetch.h"
 #include "relabel.h"
 
 namespace pyg_scale {
@@ -189,7 +190,7 @@ void add_in_edges(const EdgeView& view, const NodeList& list, int64_t begin, int
   constexpr int64_t kAhead = 8;
   for (int64_t row = begin; row < end; ++row) {
     const int64_t node = list.node()[row];
-    if (row + kAhead < end) __builtin_prefetch(view.indptr + list.node()[row + kAhead]);
+    if (row + kAhead < end) prefetch_ends(view.indptr, list.node()[row + kAhead]);
     if (list.table().find(list.identity(node, 0)) != row) continue;  // a repeated seed
     const int64_t first = view.indptr[node], last = view.indptr[node + 1];
     check_entries(node, first, last, view.num_edges);

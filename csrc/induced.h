@@ -68,7 +68,7 @@ class Induced {
       }
       if (i + kAhead < expanded.size()) {
         const Held coming = held(view, expanded.node()[i + kAhead]);
-        __builtin_prefetch(coming.view->indptr + coming.place);
+        prefetch_ends(coming.view->indptr, coming.place);
       }
       if (i + kSoon < expanded.size()) {
         const Held coming = held(view, expanded.node()[i + kSoon]);

@@ -42,7 +42,7 @@ Tensor is_edge(Tensor indptr, Tensor indices, Tensor src, Tensor dst) {
   bool* found = out.mutable_data_ptr<bool>();
   const uint64_t bytes = column.stride * (column.wide ? 8 : 4);
   for (int64_t i = 0; i < count; ++i) {
-    if (i + 2 * kAhead < count) __builtin_prefetch(pointer + node[i + 2 * kAhead]);
+    if (i + 2 * kAhead < count) prefetch_ends(pointer, node[i + 2 * kAhead]);
     if (i + kAhead < count) {
       prefetch_entry(static_cast<const char*>(column.data), pointer[node[i + kAhead]] * bytes);
     }

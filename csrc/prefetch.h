@@ -19,6 +19,12 @@ PYG_SCALE_PREFETCH void prefetch_entry(const T* table, int64_t i) {
                      kWrite, kLocality);
 }
 
+// Asks for where the entries of a row begin and end. For every eighth row, these are two lines.
+PYG_SCALE_PREFETCH void prefetch_ends(const int64_t* indptr, int64_t row) {
+  prefetch_entry(indptr, row);
+  prefetch_entry(indptr + 1, row);
+}
+
 // The rows whose pages are looked up together, before their lines are asked for. A processor looks
 // up several pages at a time if it is asked for them one right after the other.
 constexpr int64_t kPagesAtOnce = 8;

@@ -10,6 +10,7 @@
 #include <tuple>
 
 #include "pool.h"
+#include "prefetch.h"
 #include "walks.h"
 
 namespace pyg_scale {
@@ -176,7 +177,7 @@ class Group {
   void take(int64_t i, int64_t step, int64_t position) {
     if (position >= 0) coming_[i] = rule_.graph.end_of(position);
     walks_.write(from_ + i, step, coming_[i], position);
-    __builtin_prefetch(rule_.graph.begin + coming_[i]);
+    prefetch_ends(rule_.graph.begin, coming_[i]);
   }
 
   const SecondOrder& rule_;

@@ -225,7 +225,7 @@ struct Stream {
     for (int64_t i = begin; i < end; ++i) {
       if (ordered) {  // else rows follow one another
         if (asked + 2 * kRowsAhead < end) {
-          prefetch_entry(indptr, node(asked + 2 * kRowsAhead));
+          prefetch_ends(indptr, node(asked + 2 * kRowsAhead));
         }
         if (asked + kRowsAhead < end) ask_for_row(node(asked + kRowsAhead));
       }

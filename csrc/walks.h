@@ -219,7 +219,7 @@ inline void first_order_step(const WalkGraph& graph, const Walks& walks, const u
   for (int64_t i = 0; i < n; ++i) {
     if (place[i] >= 0) node[i] = graph.end_of(place[i]);
     walks.write(from + i, step, node[i], place[i]);
-    __builtin_prefetch(graph.begin + node[i]);
+    prefetch_ends(graph.begin, node[i]);
   }
 }
 
@@ -229,7 +229,7 @@ inline void walk_first_order(const WalkGraph& graph, const Walks& walks, int64_t
     int64_t node[kTogether];
     uint64_t stream[kTogether];
     for (int64_t i = to; i < std::min(to + kTogether, walks.count); ++i) {
-      __builtin_prefetch(graph.begin + walks.first[i]);  // of the walks that come next
+      prefetch_ends(graph.begin, walks.first[i]);  // of the walks that come next
     }
     for (int64_t i = from; i < to; ++i) {
       node[i - from] = walks.nodes[i * (walks.length + 1)] = walks.first[i];
