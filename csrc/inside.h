@@ -138,9 +138,15 @@ template <typename Look>
 [[gnu::target("avx512f,popcnt")]] int64_t ends_inside_sixteens(const int32_t* target, int64_t n,
                                                                int64_t num_nodes, const Look& look,
                                                                int32_t* out, uint64_t* inside) {
+  // Edges. A processor that reads on by itself stops where pages end, and is too late.
+  constexpr int64_t kFar = 1024;
+  const Look own = look;  // a copy: what is written might be a part of anything else
   const __m512i limit = _mm512_set1_epi32(static_cast<int32_t>(num_nodes));
   int64_t found = 0;
   for (int64_t begin = 0; begin < n; begin += kBits) {
+    if (begin + kFar + kBits <= n) {
+      prefetch_lines<kBits * 4 / 64, 3>(reinterpret_cast<const char*>(target + begin + kFar));
+    }
     const int64_t size = std::min(kBits, n - begin);
     uint64_t word = 0;
     for (int64_t i = 0; i < size; i += 16) {
@@ -149,7 +155,7 @@ template <typename Look>
       if (_mm512_mask_cmpge_epu32_mask(these, u, limit)) [[unlikely]]
         fail_end(target, 1, n, num_nodes);
       __mmask16 has;
-      const __m512i written = look.sixteen(u, these, &has);
+      const __m512i written = own.sixteen(u, these, &has);
       _mm512_storeu_si512(out + found, _mm512_maskz_compress_epi32(has, written));
       found += std::popcount(static_cast<uint32_t>(has));
       word |= uint64_t{has} << i;
@@ -224,8 +230,7 @@ int64_t ends_inside(const T* target, int64_t stride, int64_t n, const Chosen& ch
   return count;
 }
 
-// Some ranges of nodes, each of which has places in a row. Where ranges overlap, the last one
-// counts.
+// Some ranges of nodes, each of which has places in a row.
 class Ranges {
  public:
   explicit Ranges(int64_t num_nodes) : num_nodes_(num_nodes) {}
@@ -243,39 +248,57 @@ class Ranges {
     ++count_;
   }
 
-  // True if comparing with each of them takes less than looking up a bit.
-  bool few() const { return count_ <= kMost; }
+  // Makes them ready to be looked up. Returns false if they are too many, or overlap. Nodes and
+  // places have 31 bits.
+  bool sort() {
+    if (count_ > kMost) return false;
+    std::sort(range_, range_ + count_,
+              [](const Range& a, const Range& b) { return a.begin < b.begin; });
+    top_ = static_cast<int>(std::bit_ceil(static_cast<unsigned>(count_)) / 2);
+    for (int r = 1; r < count_; ++r) {
+      if (range_[r - 1].begin + range_[r - 1].size > range_[r].begin) return false;
+    }
+    for (int r = 0; r < kMost; ++r) {
+      const Range own = r < count_ ? range_[r] : Range{INT32_MAX, 0, 0};
+      begin_[r] = static_cast<int32_t>(own.begin);
+      size_[r] = static_cast<int32_t>(own.size);
+      by_[r] = static_cast<int32_t>(own.by);
+    }
+    return true;
+  }
 
   int64_t num_nodes() const { return num_nodes_; }
 
  private:
-  static constexpr int kMost = 12;
+  static constexpr int kMost = 16;  // as many as a vector has numbers
   struct Range {
     int64_t begin, size, by;  // its nodes are numbered by more as places
   };
   Range range_[kMost];
-  int count_ = 0;
+  int count_ = 0, top_ = 0;  // top_: the highest bit of their numbers
   int64_t num_nodes_;
+  int32_t begin_[kMost], size_[kMost], by_[kMost];
 
 #if defined(__x86_64__) && defined(__GNUC__)
-  [[gnu::target("avx512f,popcnt"), gnu::always_inline]] static inline __m512i all(int64_t value) {
-    return _mm512_set1_epi32(static_cast<int32_t>(value));
+  // The numbers at some places of a table.
+  [[gnu::target("avx512f,popcnt"), gnu::always_inline]] static inline __m512i at(
+      __m512i place, const int32_t* table) {
+    return _mm512_maskz_permutexvar_epi32(0xFFFF, place, _mm512_loadu_si512(table));
   }
 
  public:
-  // Compares sixteen ends with each range, and returns their places.
+  // Finds the range of each of sixteen ends by bisection, and returns their places.
   [[gnu::target("avx512f,popcnt"), gnu::always_inline]] inline __m512i sixteen(
       __m512i u, __mmask16 these, __mmask16* has) const {
-    __m512i place = u;
-    __mmask16 inside = 0;
-    for (int r = 0; r < count_; ++r) {
-      const __m512i after = _mm512_maskz_sub_epi32(these, u, all(range_[r].begin));
-      const __mmask16 in = _mm512_mask_cmplt_epu32_mask(these, after, all(range_[r].size));
-      place = _mm512_mask_add_epi32(place, in, u, all(range_[r].by));
-      inside = static_cast<__mmask16>(inside | in);
+    // The last range that begins at u or before, or the first one.
+    __m512i range = _mm512_setzero_si512();
+    for (int bit = top_; bit > 0; bit /= 2) {
+      const __m512i next = _mm512_or_si512(range, _mm512_set1_epi32(bit));
+      range = _mm512_mask_mov_epi32(range, _mm512_cmpge_epu32_mask(u, at(next, begin_)), next);
     }
-    *has = inside;
-    return place;
+    const __m512i after = _mm512_maskz_sub_epi32(these, u, at(range, begin_));
+    *has = _mm512_mask_cmplt_epu32_mask(these, after, at(range, size_));
+    return _mm512_mask_add_epi32(u, *has, u, at(range, by_));
   }
 #endif
 };
@@ -383,7 +406,7 @@ class FoundEdges {
   PYG_SCALE_PREFETCH Entries entries_of(const EdgeTable& table, const int64_t* node, int64_t i,
                                         int64_t count) {
     const int64_t *pointer = table.pointer, bytes = static_cast<int64_t>(sizeof(T));
-    if (i + kAhead < count) __builtin_prefetch(pointer + node[i + kAhead]);
+    if (i + kAhead < count) prefetch_ends(pointer, node[i + kAhead]);
     if (i + kSoon < count) {
       const int64_t* coming = pointer + node[i + kSoon];
       prefetch_entries(table.target.data, table.target.stride * bytes, coming[0], coming[1]);

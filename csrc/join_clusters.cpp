@@ -72,8 +72,8 @@ std::tuple<Tensor, Tensor, Tensor> join_clusters(Tensor partptr, Tensor indptr, 
     next += end - begin;
   }
   constexpr int64_t kNarrow = std::numeric_limits<int32_t>::max();
-  if (!table.target.wide && ranges.few() && takes_ranges() &&
-      std::max(size, table.num_nodes) <= kNarrow) {
+  if (!table.target.wide && takes_ranges() && std::max(size, table.num_nodes) <= kNarrow &&
+      ranges.sort()) {
     const auto as_found = [](int64_t place) __attribute__((always_inline)) { return place; };
     const auto [ends, position] =
         edges_among<int32_t>(table, ranges, as_found, first, which, own_first, positions);
