@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from pyg_scale.graph.topology import EdgeType, NodeType
+from pyg_scale.ops.both_directions import both_directions
+from pyg_scale.ops.first_places import first_places
 
 if TYPE_CHECKING:
     from pyg_scale.sampler.base import Sample
@@ -68,7 +70,9 @@ def to_bidirectional(sample: Sample) -> Sample:
     """
     first = _first_rows(sample)
     if None in sample.node:
-        both = _both_directions(sample.row[None], sample.col[None], sample.edge[None], first[None])
+        edge_id = sample.edge[None]
+        assert edge_id is not None
+        both = both_directions(sample.row[None], sample.col[None], edge_id, first[None])
         joined: dict[EdgeType, tuple[Tensor, Tensor, Tensor | None]] = {None: both}
     else:
         joined = _joined_with_reverse(sample.row, sample.col, first)
@@ -130,11 +134,7 @@ def _first_rows(sample: Sample) -> dict[NodeType, Tensor]:
         identity = node.long()
         if sample.batch is not None and node.numel():
             identity = sample.batch[node_type] * (int(node.max()) + 1) + identity
-        distinct, group = torch.unique(identity, return_inverse=True)
-        place = torch.arange(node.numel())
-        first = torch.zeros_like(distinct)
-        first.scatter_reduce_(0, group, place, "amin", include_self=False)
-        out[node_type] = first[group]
+        out[node_type] = first_places(identity)
     return out
 
 
@@ -144,22 +144,6 @@ def _union(row: Tensor, col: Tensor, row2: Tensor, col2: Tensor) -> tuple[Tensor
     size = int(source.max()) + 1 if source.numel() else 1
     pair = torch.unique(destination.long() * size + source)
     return (pair % size).to(row.dtype), (pair // size).to(row.dtype), None
-
-
-def _both_directions(
-    row: Tensor, col: Tensor, edge: Tensor | None, first: Tensor
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """All edges and their opposites, each pair once with its smallest edge id."""
-    assert edge is not None
-    source, destination = torch.cat([row, first[col.long()]]), torch.cat([col, row])
-    size = int(source.max()) + 1 if source.numel() else 1
-    pair, which = torch.unique(destination.long() * size + source, return_inverse=True)
-    smallest = torch.full_like(pair, torch.iinfo(torch.int64).max)
-    smallest.scatter_reduce_(0, which, torch.cat([edge, edge]), "amin")
-    by_edge = smallest.argsort(stable=True)  # pairs come sorted: ties stay in order of source
-    order = by_edge[(pair // size)[by_edge].argsort(stable=True)]
-    pair = pair[order]
-    return (pair % size).to(row.dtype), (pair // size).to(row.dtype), smallest[order]
 
 
 def _pointers(destination: Tensor, num_nodes: int) -> Tensor:

@@ -556,6 +556,12 @@ CALLS: dict[str, Callable[[], Arguments]] = {
     "adjacency_facts": lambda: {**graph(), "begin": 0, "end": NODES, "num_threads": 2},
     "belady_announce": announced,
     "belady_plan": belady,
+    "both_directions": lambda: {
+        "row": longs(1, 2, 0, 3, 1),
+        "col": longs(0, 0, 0, 1, 3),
+        "edge": longs(7, 3, 1, 2, 5),
+        "first": longs(0, 1, 2, 1),
+    },
     "breadth_first": graph,
     "cache_copy": lambda: {
         "rows": byte_rows(3),
