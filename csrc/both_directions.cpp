@@ -38,7 +38,7 @@ class Pairs {
       ++end_[col[e] + 1];
     }
     for (int64_t v = 0; v < n; ++v) end_[v + 1] += end_[v];
-    // From here on where the next edge into each node goes, which ends as where they end.
+    // Each is now where a node's next edge goes, and at last where they end.
     in_.reserve(2 * m);
     for (int64_t e = 0; e < m; ++e) {
       in_[end_[col[e]]++] = {edge[e], row[e]};

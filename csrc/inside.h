@@ -138,9 +138,9 @@ template <typename Look>
 [[gnu::target("avx512f,popcnt")]] int64_t ends_inside_sixteens(const int32_t* target, int64_t n,
                                                                int64_t num_nodes, const Look& look,
                                                                int32_t* out, uint64_t* inside) {
-  // Edges. A processor that reads on by itself stops where pages end, and is too late.
-  constexpr int64_t kFar = 1024;
-  const Look own = look;  // a copy: what is written might be a part of anything else
+  // A processor that reads on by itself stops where pages end, and is too late.
+  constexpr int64_t kFar = 1024;  // edges that are asked for before they are read
+  const Look own = look;          // a copy: what is written might be a part of anything else
   const __m512i limit = _mm512_set1_epi32(static_cast<int32_t>(num_nodes));
   int64_t found = 0;
   for (int64_t begin = 0; begin < n; begin += kBits) {

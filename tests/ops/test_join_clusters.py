@@ -86,6 +86,27 @@ def test_any_number_of_clusters(count, monkeypatch):
         assert compiled.edge.numel() > 0 or count < 3
 
 
+@pytest.mark.parametrize("which", [[0, 2], [2, 0]])
+def test_clusters_that_overlap_end_in_their_last_copy(which):
+    """As a file could say: nodes 5 to 9 are in both, so that ranges must not be bisected."""
+    if not library.compiled():
+        pytest.skip(f"needs the compiled kernels: {library.status()['command']}")
+    _, indptr, index = graph(1, sizes=[20], degree=6)
+    partptr = torch.tensor([0, 10, 5, 20])
+    found = join_clusters(partptr, indptr, index.int(), torch.tensor(which))
+    node = [v for c in which for v in range(int(partptr[c]), int(partptr[c + 1]))]
+    last = {v: i for i, v in enumerate(node)}
+    wanted = [
+        (i, last[int(index[e])], e)
+        for i, v in enumerate(node)
+        for e in range(int(indptr[v]), int(indptr[v + 1]))
+        if int(index[e]) in last
+    ]
+    assert found.node.tolist() == node
+    given = (*found.edge_index.tolist(), found.edge.tolist())
+    assert list(zip(*given, strict=True)) == wanted
+
+
 @pytest.mark.parametrize("own_first", [True, False])
 def test_many_edges(own_first, monkeypatch):
     """So many that they are written past the caches, of nodes with any number of edges."""
