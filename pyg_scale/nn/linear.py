@@ -17,8 +17,9 @@ from torch.autograd.graph import get_gradient_edge
 from torch_geometric.nn.dense.linear import Linear
 
 from pyg_scale.nn.conv.base import untouched
-from pyg_scale.ops import fused, library
+from pyg_scale.ops import fused, library, memory
 from pyg_scale.ops.aggregate import FLOATS
+from pyg_scale.ops.dense_product import mm
 from pyg_scale.ops.nonzero_rows import nonzero_rows
 
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -54,8 +55,7 @@ def apply_weight(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
         ``[num_rows, out_channels]``.
     """
     mine = (
-        torch.is_grad_enabled()
-        and not torch.compiler.is_compiling()
+        not torch.compiler.is_compiling()
         and x.numel() * weight.size(0) >= _MIN_MACS
         and not torch.is_autocast_enabled("cpu")
         and type(x) in _PLAIN
@@ -66,14 +66,18 @@ def apply_weight(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
         and x.dtype in FLOATS
         and library.compiled()
     )
-    return _Linear.apply(x, weight, bias) if mine else F.linear(x, weight, bias)
+    if not mine:
+        return F.linear(x, weight, bias)
+    if not torch.is_grad_enabled():
+        return mm(x, weight.t(), bias=bias)
+    return _Linear.apply(x, weight, bias)
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return F.linear(x, weight, bias)
+        return mm(x, weight.t(), bias=bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -89,12 +93,12 @@ class _Linear(torch.autograd.Function):
         some = grad[:rows]
         before = None
         if of_x:
-            before = grad.new_empty(grad.size(0), weight.size(1))
-            torch.mm(some, weight, out=before[:rows])
+            before = memory.empty([grad.size(0), weight.size(1)], grad.dtype)
+            mm(some, weight, out=before[:rows])
             before[rows:] = 0
         return (
             before,
-            some.t() @ x[:rows] if of_weight else None,
+            mm(some.t(), x[:rows]) if of_weight else None,
             some.sum(dim=0) if of_bias else None,
         )
 

@@ -33,6 +33,7 @@ from pyg_scale.nn.linear import is_start_of
 from pyg_scale.ops import library, memory
 from pyg_scale.ops.adjacency import Adjacency, recording
 from pyg_scale.ops.aggregate import aggregate, by_source
+from pyg_scale.ops.dense_product import mm
 from pyg_scale.ops.fused import in_batches, is_eager
 from pyg_scale.ops.lazy_rows import LazyRows
 from pyg_scale.ops.nonzero_rows import nonzero_rows
@@ -188,17 +189,14 @@ class _Mapped(torch.autograd.Function):
     ) -> Tensor:
         own = _start(src if dst is None else dst, call.num_dst)
         out = memory.empty([call.num_dst, weight.size(0)], src.dtype)
-        if bias is None:
-            torch.mm(own, root.t(), out=out)
-        else:
-            torch.addmm(bias, own, root.t(), out=out)
+        mm(own, root.t(), bias=bias, out=out)
         head, reduced = out[: call.graph.num_dst], None
         if call.product_first:
-            rows = torch.mm(src, weight.t())
+            rows = mm(src, weight.t())
             head.add_(aggregate(call.graph, rows, call.weight, call.how))
         else:
             reduced = call.reduced(src)
-            head.addmm_(reduced, weight.t())
+            mm(reduced, weight.t(), out=head, add=True)
         kept = call.product_first or dst is None or ctx.needs_input_grad[0]
         ctx.save_for_backward(src if kept else None, dst, weight, bias, root, reduced)
         ctx.call = call
@@ -213,24 +211,24 @@ class _Mapped(torch.autograd.Function):
         some, head = _with_gradient(grad, call)
         of_src = of_dst = of_weight = of_root = None
         if not call.product_first:
-            of_weight = head.t().mm(reduced[: head.size(0)]) if needed[2] else None
-            of_src = _to_sources(head.mm(weight), call) if needed[0] else None
+            of_weight = mm(head.t(), reduced[: head.size(0)]) if needed[2] else None
+            of_src = _to_sources(mm(head, weight), call) if needed[0] else None
         elif needed[0] or needed[2]:
             rows = _to_sources(head, call)
-            of_weight = rows.t().mm(src) if needed[2] else None
-            of_src = rows.mm(weight) if needed[0] else None
+            of_weight = mm(rows.t(), src) if needed[2] else None
+            of_src = mm(rows, weight) if needed[0] else None
         own = src if dst is None else dst
         if dst is None and of_src is not None:
-            of_src[: some.size(0)].addmm_(some, root)
+            mm(some, root, out=of_src[: some.size(0)], add=True)
         if needed[1] and in_batches(grad):  # torch cannot write many to one tensor
             rest = own.new_zeros(own.size(0) - some.size(0), own.size(1))
             of_dst = torch.cat([some.mm(root), rest])
         elif needed[1]:
             of_dst = memory.empty(own.shape, grad.dtype)
-            torch.mm(some, root, out=of_dst[: some.size(0)])
+            mm(some, root, out=of_dst[: some.size(0)])
             of_dst[some.size(0) :].zero_()
         if needed[4]:
-            of_root = some.t().mm(own[: some.size(0)])
+            of_root = mm(some.t(), own[: some.size(0)])
         return of_src, of_dst, of_weight, some.sum(0) if needed[3] else None, of_root, None
 
 

@@ -2,7 +2,23 @@
 
 import pytest
 
+from pyg_scale.ops import dense_product, library
+
 
 @pytest.fixture(autouse=True)
 def fused(fused_at_any_size: None) -> None:
     """The fused path, however small the graph is."""
+
+
+@pytest.fixture(params=["torch's products", "compiled products"])
+def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Linear maps by torch and by the compiled op, whatever the processor and their sizes.
+
+    True for the op, which rounds otherwise.
+    """
+    compiled = request.param == "compiled products"
+    if compiled and not library.compiled():
+        pytest.skip("the kernels are not compiled")
+    monkeypatch.setattr(dense_product, "_pays", lambda: compiled)
+    monkeypatch.setattr(dense_product, "_MIN_MACS", 1)
+    return compiled

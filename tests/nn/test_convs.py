@@ -22,7 +22,7 @@ from pyg_scale.nn import (
 from pyg_scale.testing import graphs
 from tests.nn.oracle import assert_equal, distance, pair, run
 
-pytestmark = pytest.mark.matrix(3)
+pytestmark = [pytest.mark.matrix(3), pytest.mark.usefixtures("products")]
 
 NUM = 100
 

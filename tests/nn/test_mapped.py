@@ -14,6 +14,8 @@ from pyg_scale.ops.colptr import remember
 from pyg_scale.testing import graphs
 from tests.nn.oracle import distance, pair
 
+pytestmark = pytest.mark.usefixtures("products")
+
 NAMES = ("sage", "graph", "graph mean", "gin")
 INNER = 30
 """Number of nodes with in-edges in a block."""

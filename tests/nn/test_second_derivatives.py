@@ -9,6 +9,8 @@ from pyg_scale.nn import accelerate, fallbacks
 from pyg_scale.testing import graphs
 from tests.nn.oracle import distance, pair
 
+pytestmark = pytest.mark.usefixtures("products")
+
 LAYERS = {
     "gcn": (nn.GCNConv, lambda cls: cls(6, 4), "edge_weight"),
     "sage": (nn.SAGEConv, lambda cls: cls(6, 4, project=True, normalize=True), None),

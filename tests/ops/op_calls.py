@@ -661,6 +661,28 @@ CALLS: dict[str, Callable[[], Arguments]] = {
     "csr_weight_grad": lambda: weight_grad(fused, NODES),
     "csr_weight_grad, long rows": lambda: weight_grad(long_rows, 3),
     "cut_edges": lambda: {**graph(), "part": ints(0, 0, 1, 1, 0, 1), "num_threads": 2},
+    "dense_product": lambda: {
+        "a": features(5, 20),
+        "b": features(20, 60),
+        "bias": features(60),
+        "out": features(5, 60),
+        "add": False,
+    },
+    "dense_product, a long sum": lambda: {
+        "a": features(5000, 3).t(),
+        "b": features(5000, 300),
+        "bias": None,
+        "out": features(3, 300),
+        "add": True,
+    },
+    "dense_product, two large ones": lambda: {
+        "a": features(9, 1000),
+        "b": features(400, 1000).t(),
+        "bias": None,
+        "out": features(9, 800)[:, :400],
+        "add": False,
+    },
+    "dense_product_pays": dict,
     "dequantize": lambda: {
         "q": byte_rows(4, 12),
         "index": longs(3, 0, 3),

@@ -54,6 +54,11 @@ def results() -> Iterator[Tensor | None]:
     for row_bytes in (65, 128, 400, 832, 1600):  # more than the caches hold
         x = torch.randint(256, (300, row_bytes), dtype=torch.uint8, generator=draw)
         yield gather(x, torch.randint(300, ((9 << 20) // row_bytes,), generator=draw))
+    for dtype in (torch.float32, torch.float64):  # of whole numbers, which are not rounded
+        a, b = (torch.randint(9, size, generator=draw).to(dtype) for size in ((75, 300), (300, 90)))
+        product = torch.full((75, 90), 3, dtype=dtype)
+        torch.ops.pyg_scale.dense_product(a, b, None, product, True)
+        yield product
     end = next(columns())[0].to(torch.int64)
     source = torch.arange(ROWS).repeat_interleave(indptr.diff())
     edges = torch.stack([end, source])

@@ -11,10 +11,12 @@ from pyg_scale.nn.aggregation import LINEAR, reductions
 from pyg_scale.nn.conv.base import FusedConv, check_features, pair_of, scriptable
 from pyg_scale.nn.fallback import RECORDED, SMALL, NotFused
 from pyg_scale.nn.graph import derived, edges_of, is_sparse
+from pyg_scale.nn.linear import apply_weight
 from pyg_scale.nn.relations import group_relations, rows_of_relations
 from pyg_scale.nn.small import reduce_small, small
 from pyg_scale.ops.adjacency import Adjacency, recording
 from pyg_scale.ops.aggregate import aggregate
+from pyg_scale.ops.dense_product import covers
 
 _DENSE = 2
 """Number of pairs of a destination and a relation for each edge up to which a row for every pair,
@@ -88,19 +90,25 @@ class RGCNConv(FusedConv, torch_geometric.nn.RGCNConv):
     def _mapped(self, rows, dst):  # type: ignore[no-untyped-def]
         """The result, of a reduction for every destination and relation, in this order.
 
-        A product for each relation: of one with the channels of all, torch's gradients have other
-        last bits for other numbers of threads.
+        torch computes a product for each relation: of one with the channels of all, its gradients
+        have other last bits for other numbers of threads.
         """
+        weights = self._weights()
+        matrix = weights.flatten(0, 1)
+        joined = rows.view(dst.size(0), matrix.size(0))
+        if covers(joined, matrix):
+            return self._with_root(apply_weight(joined, matrix.t()), dst)
         size = dst.size(0), self.num_relations, self.in_channels_l
         out = None
-        for part, matrix in zip(rows.view(size).unbind(1), self._weights().unbind(0)):
+        for part, matrix in zip(rows.view(size).unbind(1), weights.unbind(0)):
             out = part @ matrix if out is None else torch.addmm(out, part, matrix)
         return self._with_root(out, dst)
 
     def _with_root(self, out, dst):  # type: ignore[no-untyped-def]
         out = out.to(torch.promote_types(out.dtype, torch.get_default_dtype()))
         if self.root is not None:
-            out = out + (dst @ self.root if dst.is_floating_point() else self.root[dst])
+            own = apply_weight(dst, self.root.t()) if dst.is_floating_point() else self.root[dst]
+            out = out + own
         return out if self.bias is None else out + self.bias
 
     def fused(self, x, edge_index, edge_type=None):  # type: ignore[no-untyped-def]
@@ -155,7 +163,7 @@ class RGCNConv(FusedConv, torch_geometric.nn.RGCNConv):
                 part = torch.einsum("abc,bcd->abd", blocks, matrix)
                 parts.append(part.reshape(part.size(0), self.out_channels))
             else:
-                parts.append(part @ matrix)
+                parts.append(apply_weight(part, matrix.t()))
         return torch.cat(parts)
 
     def _check(self, src, dst, edge_index, edge_type):  # type: ignore[no-untyped-def]
