@@ -14,13 +14,12 @@ from torch_geometric.nn.aggr import (
     MultiAggregation,
     SumAggregation,
 )
-from torch_geometric.nn.dense.linear import Linear
 from torch_geometric.typing import SparseTensor
 
 from pyg_scale.nn.conv.base import check_features, check_weight, untouched
 from pyg_scale.nn.fallback import NotFused
 from pyg_scale.nn.graph import derived, edges_of, edges_of_sparse, is_sparse
-from pyg_scale.nn.linear import apply_linear, apply_weight
+from pyg_scale.nn.linear import apply_linear, apply_weight, is_linear
 from pyg_scale.ops import stored_rows
 from pyg_scale.ops.adjacency import Adjacency, recording
 from pyg_scale.ops.aggregate import aggregate
@@ -260,8 +259,7 @@ def movable(linear: Any, how: list[str], among: Container[str] = LINEAR) -> bool
         how: The reductions.
         among: The reductions that are allowed.
     """
-    plain = untouched(linear, Linear) or untouched(linear, torch.nn.Linear)
-    return plain and len(how) == 1 and how[0] in among
+    return is_linear(linear) and len(how) == 1 and how[0] in among
 
 
 def product_first(linear: Any, graph: Adjacency, x: Tensor) -> bool:

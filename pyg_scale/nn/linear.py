@@ -1,12 +1,10 @@
-"""Linear maps in a batch, where only the first rows have gradients.
+"""Linear maps by the faster product, and in a batch, where only the first rows have gradients.
 
-Nodes of a batch are numbered hop by hop, and the loss depends on the seeds, which come first. The
-gradients that reach a layer therefore end in rows of zeros: all rows but those of the seeds in the
-last layer, all but those of the seeds and their neighbours in the one before. Products with these
-rows are skipped.
+Products are those of :mod:`pyg_scale.ops.dense_product`. Nodes of a batch are numbered hop by hop,
+and the loss depends on the seeds, which come first. The gradients that reach a layer therefore end
+in rows of zeros: all rows but those of the seeds in the last layer, all but those of the seeds and
+their neighbours in the one before. Products with these rows are skipped.
 """
-
-from __future__ import annotations
 
 from typing import Any
 
@@ -19,12 +17,18 @@ from torch_geometric.nn.dense.linear import Linear
 from pyg_scale.nn.conv.base import untouched
 from pyg_scale.ops import fused, library, memory
 from pyg_scale.ops.aggregate import FLOATS
-from pyg_scale.ops.dense_product import mm
+from pyg_scale.ops.dense_product import is_transformed, mm
 from pyg_scale.ops.nonzero_rows import nonzero_rows
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 _MIN_MACS = 1 << 21
 """Number of multiply-adds of a product from which on a search for rows of zeros is cheap."""
+
+
+def is_linear(layer: Any) -> bool:
+    """Return True for a plain linear layer of torch or PyG, or ours, without hooks."""
+    kind = type(layer)
+    return kind in _LINEAR and untouched(layer, kind)
 
 
 def apply_linear(layer: torch.nn.Module, x: Tensor) -> Tensor:
@@ -34,7 +38,7 @@ def apply_linear(layer: torch.nn.Module, x: Tensor) -> Tensor:
         layer: A layer of ``torch.nn`` or of PyG.
         x: ``[num_rows, in_channels]``.
     """
-    if untouched(layer, Linear) or untouched(layer, torch.nn.Linear):
+    if is_linear(layer):
         parameters: Any = layer
         return apply_weight(x, parameters.weight, parameters.bias)
     return layer(x)
@@ -57,13 +61,15 @@ def apply_weight(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
     mine = (
         not torch.compiler.is_compiling()
         and x.numel() * weight.size(0) >= _MIN_MACS
-        and not torch.is_autocast_enabled("cpu")
         and type(x) in _PLAIN
         and type(weight) in _PLAIN
         and x.device.type == weight.device.type == "cpu"
         and x.dim() == 2
         and x.dtype == weight.dtype
         and x.dtype in FLOATS
+        and not torch.is_autocast_enabled("cpu")
+        and not torch._C._get_tracing_state()
+        and not is_transformed(x, weight)
         and library.compiled()
     )
     if not mine:
@@ -71,6 +77,38 @@ def apply_weight(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
     if not torch.is_grad_enabled():
         return mm(x, weight.t(), bias=bias)
     return _Linear.apply(x, weight, bias)
+
+
+class LinearMap:
+    """A linear layer that maps matrices by :func:`apply_weight`; everything else is its base's."""
+
+    replaces: type[torch.nn.Module]
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002, the name of torch
+        """See the class that is replaced."""
+        if torch.jit.is_scripting():  # type: ignore[attr-defined]
+            out = F.linear(input, self.weight, self.bias)  # type: ignore[attr-defined]
+        else:
+            out = apply_weight(input, self.weight, self.bias)  # type: ignore[attr-defined]
+        return out
+
+
+class _TorchLinear(LinearMap, torch.nn.Linear):
+    replaces = torch.nn.Linear
+
+
+class _PyGLinear(LinearMap, Linear):
+    replaces = Linear
+
+
+_LINEAR = {torch.nn.Linear, Linear, _TorchLinear, _PyGLinear}
+LINEAR_MAPS: dict[type, type[torch.nn.Module]] = {
+    torch.nn.Linear: _TorchLinear,
+    Linear: _PyGLinear,
+}
+"""The linear layer for each of torch's and PyG's, with the same name."""
+for _theirs, _ours in LINEAR_MAPS.items():
+    _ours.__name__ = _theirs.__name__
 
 
 class _Linear(torch.autograd.Function):

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch_geometric.nn.dense.linear import Linear
 
 from pyg_scale.nn.aggregation import LINEAR, REDUCTIONS
 from pyg_scale.nn.conv.base import pair_of, untouched
 from pyg_scale.nn.fallback import SMALL, NotFused
+from pyg_scale.nn.linear import is_linear
 from pyg_scale.ops import fused, library
 from pyg_scale.ops.edge_sum import NORMS, edge_sum
 
@@ -189,15 +189,13 @@ def prepared_map(
         or layer.node_dim not in (-2, 0)
         or layer.flow != "source_to_target"
         or not untouched(module, type(module))
-        or not untouched(linear, Linear)
+        or not is_linear(linear)
         or type(linear.weight) is not torch.nn.Parameter
         or not library.compiled()
     ):
         return None
     if root is not None and (
-        not untouched(root, Linear)
-        or root.bias is not None
-        or type(root.weight) is not torch.nn.Parameter
+        not is_linear(root) or root.bias is not None or type(root.weight) is not torch.nn.Parameter
     ):
         return None
     weight, bias = linear.weight, linear.bias
@@ -225,7 +223,7 @@ def _is_one_function(call: Small, weight: Tensor | None, linear: Any, root: Any)
     kind = call.src.dtype
     if call.how not in LINEAR or (weight is not None and weight.requires_grad):
         return False
-    if torch.is_autocast_enabled("cpu") or not untouched(linear, Linear):
+    if torch.is_autocast_enabled("cpu") or not is_linear(linear):
         return False
     of_neighbors = linear.weight
     if type(of_neighbors) is not torch.nn.Parameter or of_neighbors.dtype is not kind:
@@ -234,7 +232,7 @@ def _is_one_function(call: Small, weight: Tensor | None, linear: Any, root: Any)
         return True
     dst = call.dst
     return (
-        untouched(root, Linear)
+        is_linear(root)
         and root.bias is None
         and type(root.weight) is torch.nn.Parameter
         and root.weight.dtype is kind

@@ -15,6 +15,7 @@ from pyg_scale.errors import PluginError
 from pyg_scale.nn.conv.base import FusedConv, observed, unfusable
 from pyg_scale.nn.conv.traced import TracedConv, traced, why_not_traced
 from pyg_scale.nn.fallback import fallbacks
+from pyg_scale.nn.linear import LINEAR_MAPS, LinearMap
 from pyg_scale.nn.trim import TrimAhead, TrimmedGNN, is_trimmable, trimmed
 
 
@@ -48,11 +49,15 @@ class Acceleration:
         failures: Replacements that could not be loaded, and why.
         trimmed: Names of the models of PyG, ``""`` for the model itself, of which layers compute
             no rows that ``trim_to_layer`` would cut off (:mod:`pyg_scale.nn.trim`).
+        linear_maps: Number of linear layers of the model, those of other layers included, whose
+            products are faster where the processor allows, and leave out rows without gradients
+            (:mod:`pyg_scale.nn.linear`).
     """
 
     layers: list[Layer]
     failures: list[str]
     trimmed: list[str]
+    linear_maps: int
     _model: nn.Module = field(repr=False)
     _was: dict[nn.Module, type[nn.Module]] = field(repr=False)
 
@@ -78,6 +83,7 @@ class Acceleration:
             "num_switched": self.num_switched,
             "failures": list(self.failures),
             "trimmed": list(self.trimmed),
+            "linear_maps": self.linear_maps,
             "fallbacks": self.fallbacks(),
         }
 
@@ -96,6 +102,8 @@ class Acceleration:
         lines = ["  ".join([*map(str.ljust, row[:3], widths), row[3]]).rstrip() for row in rows]
         lines.insert(1, "  ".join("-" * width for width in widths))
         lines += [f"trimmed ahead: {name or '(model)'}" for name in self.trimmed]
+        if self.linear_maps:
+            lines.append(f"linear maps: {self.linear_maps}")
         lines += [f"could not be loaded: {failure}" for failure in self.failures]
         return "\n".join(lines)
 
@@ -114,7 +122,8 @@ def accelerate(
     :func:`~pyg_scale.nn.fallbacks` counts them as ``"small input"``. PyG's models (``GraphSAGE``,
     ``GIN``, ``GAT``, ...) that are called with ``num_sampled_nodes_per_hop`` and
     ``num_sampled_edges_per_hop`` compute no rows that are cut off after a layer
-    (:mod:`pyg_scale.nn.trim`).
+    (:mod:`pyg_scale.nn.trim`). Linear layers of a model with such layers become
+    :class:`~pyg_scale.nn.linear.LinearMap`.
 
     Args:
         model: Any module.
@@ -177,7 +186,11 @@ def accelerate(
         _use_templates(module)
         now = observed(module) if isinstance(module, TracedConv) else unfusable(module)
         layers.append(Layer(name, cls.__name__, True, now or "", isinstance(module, TracedConv)))
-    return Acceleration(layers, failures, trims, model, was)
+    linear = [module for module in model.modules() if type(module) in LINEAR_MAPS] if layers else []
+    for module in linear:
+        was[module] = type(module)
+        module.__class__ = LINEAR_MAPS[type(module)]
+    return Acceleration(layers, failures, trims, len(linear), model, was)
 
 
 def restore(model: nn.Module) -> int:
@@ -193,7 +206,7 @@ def restore(model: nn.Module) -> int:
         if isinstance(module, FusedConv) and type(module).replaces in type(module).__bases__:
             _give_back(module, type(module).replaces)
             count += 1
-        elif isinstance(module, TrimmedGNN):
+        elif isinstance(module, (TrimmedGNN, LinearMap)):
             _give_back(module, module.replaces)
         elif isinstance(module, TrimAhead):
             _give_back(module, TrimAhead.__base__)

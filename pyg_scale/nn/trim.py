@@ -24,6 +24,7 @@ from torch_geometric.utils._trim_to_layer import TrimToLayer
 
 from pyg_scale.nn.conv.base import FusedConv, Made, observed, untouched
 from pyg_scale.nn.fallback import record
+from pyg_scale.nn.linear import LINEAR_MAPS
 from pyg_scale.ops.colptr import recall, remember
 from pyg_scale.ops.lazy_rows import LazyRows
 
@@ -37,6 +38,7 @@ _LEAST_CUT = 24_000  # rows times channels; fewer cost less than a layer of pair
 _PLAIN = (Tensor, nn.Parameter, LazyRows)
 _BY_ROW = {
     *(nn.Identity, nn.Linear, pyg.Linear, pyg.MLP, nn.Sequential, nn.ModuleList),
+    *LINEAR_MAPS.values(),
     *(nn.Dropout, nn.LayerNorm, nn.RMSNorm),
     *(aggr.SumAggregation, aggr.MeanAggregation, aggr.MaxAggregation, aggr.MinAggregation),
     *(aggr.MulAggregation, aggr.VarAggregation, aggr.StdAggregation, aggr.SoftmaxAggregation),

@@ -12,6 +12,7 @@ import functools
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from pyg_scale.ops import library, memory
 
@@ -72,7 +73,8 @@ def mm(
 def covers(a: Tensor, b: Tensor) -> bool:
     """Return True for matrices whose product, without gradients, :func:`mm` has the op compute."""
     return (
-        a.size(0) * b.numel() >= _MIN_MACS
+        not torch.compiler.is_compiling()
+        and a.size(0) * b.numel() >= _MIN_MACS
         and a.dtype in _TYPES
         and a.dtype is b.dtype
         and a.is_cpu
@@ -80,16 +82,17 @@ def covers(a: Tensor, b: Tensor) -> bool:
         and a.layout is b.layout is torch.strided
         and type(a) in _PLAIN
         and type(b) in _PLAIN
-        and not _transformed(a, b)
+        and not is_transformed(a, b)
         and _pays()
     )
 
 
-def _transformed(*tensors: Tensor) -> bool:
-    """Return True for a call that torch transforms or traces, as with ``is_grads_batched=True``."""
+def is_transformed(*tensors: Tensor) -> bool:
+    """Return True for a call that torch transforms or watches, as for many gradients at once."""
     functorch = torch._C._functorch
     return (
-        torch.compiler.is_compiling()
+        torch._C._len_torch_function_stack() > 0
+        or getattr(forward_ad, "_current_level", -1) >= 0
         or functorch.maybe_current_level() is not None
         or any(functorch.is_legacy_batchedtensor(each) for each in tensors)
     )

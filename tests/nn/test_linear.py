@@ -1,12 +1,18 @@
 """Linear maps whose gradients end in rows of zeros: torch's own, row by row."""
 
+import copy
+import io
+
 import pytest
 import torch
 import torch.nn.functional as F
 import torch_geometric.nn
+from torch.autograd import forward_ad
 
-from pyg_scale.nn.linear import apply_linear, apply_weight
+from pyg_scale.nn import accelerate, linear, restore
+from pyg_scale.nn.linear import LinearMap, apply_linear, apply_weight
 from pyg_scale.ops import library
+from pyg_scale.ops.dense_product import mm
 
 pytestmark = pytest.mark.usefixtures("products")
 needs_kernels = pytest.mark.skipif(not library.compiled(), reason="the kernels are not compiled")
@@ -123,3 +129,86 @@ def test_many_gradients_at_once():
         torch.autograd.grad(y, given, many, is_grads_batched=True) for y in (out, expected)
     )
     torch.testing.assert_close(found, right, rtol=1e-12, atol=1e-12)
+
+
+def mlp_and_conv():
+    """A model with linear layers of torch and of PyG, also within a layer, and a batch's input."""
+    torch.manual_seed(4)
+    inner = torch_geometric.nn.MLP([12, 16, 7], norm=None)
+    model = torch.nn.Sequential(torch.nn.Linear(5, 12), torch_geometric.nn.GINConv(inner))
+    model.append(torch.nn.Linear(7, 3, bias=False))
+
+    def forward(x, edge_index, head=model[2]):
+        return head(model[1](model[0](x).relu(), edge_index))
+
+    return model.double(), forward
+
+
+def of_all(model, forward, x, edge_index):
+    out = forward(x, edge_index)
+    return out, torch.autograd.grad(out[:9].square().sum(), list(model.parameters()))
+
+
+def test_accelerate_maps_all_linear_layers_of_a_model():
+    model, forward = mlp_and_conv()
+    x, edge_index = torch.randn(40, 5, dtype=torch.float64), torch.randint(40, (2, 300))
+    expected = of_all(model, forward, x, edge_index)
+    before, shown = {name: type(each) for name, each in model.named_modules()}, repr(model[0])
+    names = list(model.state_dict())
+    report = accelerate(model)
+    assert report.linear_maps == report.to_dict()["linear_maps"] == 4
+    assert str(report).endswith("linear maps: 4")
+    assert sum(isinstance(each, LinearMap) for each in model.modules()) == 4
+    assert list(model.state_dict()) == names and repr(model[0]) == shown
+    assert accelerate(model).linear_maps == 0  # they are already
+    found = of_all(model, forward, x, edge_index)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    for other in (copy.deepcopy(model), torch.load(file, weights_only=False)):
+        assert isinstance(other[0], LinearMap)
+        assert torch.equal(other[0](x), model[0](x))
+    restore(model)
+    assert {name: type(each) for name, each in model.named_modules()} == before
+    report = accelerate(model)
+    report.restore()
+    assert {name: type(each) for name, each in model.named_modules()} == before
+
+
+@needs_kernels
+def test_linear_layers_of_an_accelerated_model_take_the_product(monkeypatch, products):
+    model, forward = mlp_and_conv()
+    accelerate(model)
+    called = []
+    monkeypatch.setattr(linear, "mm", lambda *args, **more: called.append(1) or mm(*args, **more))
+    of_all(model, forward, torch.randn(40, 5).double(), torch.randint(40, (2, 300)))
+    assert len(called) == 4 + 4 + 3  # results, gradients of weights, and of what they map
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_linear_maps_are_transformed_and_traced_as_torchs(bias):
+    layer = torch.nn.Linear(12, 7, bias=bias).double()
+    model = torch.nn.ModuleList([layer, torch_geometric.nn.SimpleConv()])
+    x, expected = torch.randn(30, 12, dtype=torch.float64), layer(torch.ones(30, 12).double())
+    theirs = layer(x)
+    accelerate(model)
+    assert isinstance(layer, LinearMap)
+    torch.testing.assert_close(torch.vmap(layer)(x), theirs)
+    parameters = dict(layer.named_parameters())
+    mapped = lambda given: torch.func.functional_call(layer, given, x).sum()  # noqa: E731
+    torch.testing.assert_close(torch.func.grad(mapped)(parameters)["weight"][0], x.sum(0))
+    tangent = torch.ones_like(x)
+    value, change = torch.func.jvp(layer, (x,), (tangent,))
+    torch.testing.assert_close(value, theirs)
+    torch.testing.assert_close(change, tangent @ layer.weight.t())
+    with forward_ad.dual_level():
+        out = layer(forward_ad.make_dual(x, tangent))
+        torch.testing.assert_close(forward_ad.unpack_dual(out).tangent, change)
+    for made in (torch.jit.script(layer), torch.jit.trace(layer, x)):
+        torch.testing.assert_close(made(torch.ones(30, 12).double()), expected)
+    exported = torch.export.export(layer, (x,), dynamic_shapes=({0: torch.export.Dim("n")},))
+    torch.testing.assert_close(exported.module()(torch.ones(50, 12).double())[:30], expected)
+    many = torch.autograd.functional.jacobian(lambda y: layer(y).sum(1), x, vectorize=True)
+    torch.testing.assert_close(many[3, 3], layer.weight.sum(0))
+    assert layer(x.view(5, 6, 12)).shape == (5, 6, 7)

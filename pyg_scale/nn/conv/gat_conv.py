@@ -3,12 +3,11 @@
 import torch.nn.functional as F
 import torch_geometric.nn
 from torch import Tensor
-from torch_geometric.nn.dense.linear import Linear
 from torch_geometric.typing import Adj, OptPairTensor, OptTensor, Size
 
 from pyg_scale.nn.attention import attend, attended, heads_joined, is_plain
-from pyg_scale.nn.conv.base import FusedConv, untouched
-from pyg_scale.nn.linear import apply_linear, is_start_of
+from pyg_scale.nn.conv.base import FusedConv
+from pyg_scale.nn.linear import apply_linear, is_linear, is_start_of
 from pyg_scale.ops.adjacency import recording
 from pyg_scale.ops.attention import gat_attention
 
@@ -96,7 +95,7 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         if edge_attr is None or self.lin_edge is None:
             return None
         heads, channels = self.heads, self.out_channels
-        if untouched(self.lin_edge, Linear):
+        if is_linear(self.lin_edge):
             # (W e) · a = e · (W^T a): no [num_edges, heads, channels]
             weight = self.lin_edge.weight.view(heads, channels, -1)
             return F.linear(edge_attr, (weight * self.att_edge.view(heads, channels, 1)).sum(1))
