@@ -34,6 +34,8 @@ def is_linear(layer: Any) -> bool:
 def apply_linear(layer: torch.nn.Module, x: Tensor) -> Tensor:
     """``layer(x)``, by :func:`apply_weight` if it is a plain linear layer without hooks.
 
+    The same holds for the layers of a ``torch.nn.Sequential`` without hooks.
+
     Args:
         layer: A layer of ``torch.nn`` or of PyG.
         x: ``[num_rows, in_channels]``.
@@ -41,6 +43,10 @@ def apply_linear(layer: torch.nn.Module, x: Tensor) -> Tensor:
     if is_linear(layer):
         parameters: Any = layer
         return apply_weight(x, parameters.weight, parameters.bias)
+    if isinstance(layer, torch.nn.Sequential) and untouched(layer, torch.nn.Sequential):
+        for each in layer:
+            x = apply_linear(each, x)
+        return x
     return layer(x)
 
 

@@ -95,10 +95,16 @@ def test_a_forward_of_the_instance_is_called():
     assert torch.equal(apply_linear(layer, x), 2 * F.linear(x, layer.weight, layer.bias))
 
 
-def test_other_layers_are_called():
-    layer = torch.nn.Sequential(torch.nn.Linear(12, 7), torch.nn.ReLU())
-    x = torch.randn(3, 12)
-    assert torch.equal(apply_linear(layer, x), layer(x))
+def test_layers_of_a_sequence_are_mapped_and_others_called(monkeypatch, products):
+    inner = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Linear(7, 5))
+    layer, heard = torch.nn.Sequential(torch.nn.Linear(12, 7), inner), []
+    x, called = torch.randn(3, 12), []
+    monkeypatch.setattr(linear, "mm", lambda *args, **more: called.append(1) or mm(*args, **more))
+    assert_same(apply_linear(layer, x), layer(x), products)
+    assert len(called) == 2 * library.compiled()
+    inner.register_forward_hook(lambda *_: heard.append(1))
+    assert_same(apply_linear(layer, x), layer(x), products)
+    assert len(heard) == 2 and len(called) == 3 * library.compiled()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

@@ -8,6 +8,7 @@ from torch_geometric.typing import Adj, OptPairTensor, Size
 from pyg_scale.nn.aggregation import LINEAR, bipartite, reductions
 from pyg_scale.nn.conv.base import FusedConv, pair_of, scriptable
 from pyg_scale.nn.fallback import NotFused
+from pyg_scale.nn.linear import apply_linear
 from pyg_scale.nn.mapped import summed_with_own
 from pyg_scale.nn.small import reduce_small, small
 
@@ -41,7 +42,7 @@ class GINConv(FusedConv, torch_geometric.nn.GINConv):
         how = reductions(self)
         graph, weight = bipartite(self, edge_index, (src, dst), None, size, sparse_values=False)
         out = summed_with_own(self, graph, (src, dst), weight, how, 1 + self.eps)
-        return self.nn(out)
+        return apply_linear(self.nn, out)
 
     def fused_small(self, x, edge_index, size=None):  # type: ignore[no-untyped-def]
         """See :attr:`FusedConv.fused_small`."""
