@@ -21,8 +21,8 @@ from pyg_scale.ops.dense_product import is_transformed, mm
 from pyg_scale.ops.nonzero_rows import nonzero_rows
 
 _PLAIN = (Tensor, torch.nn.Parameter)
-_MIN_MACS = 1 << 21
-"""Number of multiply-adds of a product from which on a search for rows of zeros is cheap."""
+_MIN_MACS = 1 << 22
+"""Number of multiply-adds of a product from which on our own function for autograd is cheap."""
 
 
 def is_linear(layer: Any) -> bool:

@@ -17,6 +17,7 @@ from pyg_scale.nn.conv.traced import TracedConv, traced, why_not_traced
 from pyg_scale.nn.fallback import fallbacks
 from pyg_scale.nn.linear import LINEAR_MAPS, LinearMap
 from pyg_scale.nn.trim import TrimAhead, TrimmedGNN, is_trimmable, trimmed
+from pyg_scale.ops import dense_product
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,9 @@ class Acceleration:
         failures: Replacements that could not be loaded, and why.
         trimmed: Names of the models of PyG, ``""`` for the model itself, of which layers compute
             no rows that ``trim_to_layer`` would cut off (:mod:`pyg_scale.nn.trim`).
-        linear_maps: Number of linear layers of the model, those of other layers included, whose
-            products are faster where the processor allows, and leave out rows without gradients
-            (:mod:`pyg_scale.nn.linear`).
+        linear_maps: Number of linear layers of the model, those within other layers included, that
+            have faster products now; 0 on processors whose products torch computes as fast
+            (:mod:`pyg_scale.ops.dense_product`).
     """
 
     layers: list[Layer]
@@ -122,8 +123,8 @@ def accelerate(
     :func:`~pyg_scale.nn.fallbacks` counts them as ``"small input"``. PyG's models (``GraphSAGE``,
     ``GIN``, ``GAT``, ...) that are called with ``num_sampled_nodes_per_hop`` and
     ``num_sampled_edges_per_hop`` compute no rows that are cut off after a layer
-    (:mod:`pyg_scale.nn.trim`). Linear layers of a model with such layers become
-    :class:`~pyg_scale.nn.linear.LinearMap`.
+    (:mod:`pyg_scale.nn.trim`). On processors of AMD with AVX-512, linear layers of a model that has
+    message passing layers become :class:`~pyg_scale.nn.linear.LinearMap`, with faster products.
 
     Args:
         model: Any module.
@@ -186,7 +187,8 @@ def accelerate(
         _use_templates(module)
         now = observed(module) if isinstance(module, TracedConv) else unfusable(module)
         layers.append(Layer(name, cls.__name__, True, now or "", isinstance(module, TracedConv)))
-    linear = [module for module in model.modules() if type(module) in LINEAR_MAPS] if layers else []
+    mapped = layers and dense_product.pays()
+    linear = [module for module in model.modules() if mapped and type(module) in LINEAR_MAPS]
     for module in linear:
         was[module] = type(module)
         module.__class__ = LINEAR_MAPS[type(module)]

@@ -23,7 +23,8 @@ _MIN_MACS = 1 << 19
 
 
 @functools.cache
-def _pays() -> bool:
+def pays() -> bool:
+    """Return True on a processor on which the compiled op is faster than torch's products."""
     return library.compiled() and torch.ops.pyg_scale.dense_product_pays()
 
 
@@ -83,7 +84,7 @@ def covers(a: Tensor, b: Tensor) -> bool:
         and type(a) in _PLAIN
         and type(b) in _PLAIN
         and not is_transformed(a, b)
-        and _pays()
+        and pays()
     )
 
 

@@ -19,6 +19,6 @@ def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     compiled = request.param == "compiled products"
     if compiled and not library.compiled():
         pytest.skip("the kernels are not compiled")
-    monkeypatch.setattr(dense_product, "_pays", lambda: compiled)
+    monkeypatch.setattr(dense_product, "pays", lambda: compiled)
     monkeypatch.setattr(dense_product, "_MIN_MACS", 1)
     return compiled

@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 
 from pyg_scale.nn import accelerate, linear, restore
 from pyg_scale.nn.linear import LinearMap, apply_linear, apply_weight
-from pyg_scale.ops import library
+from pyg_scale.ops import dense_product, library
 from pyg_scale.ops.dense_product import mm
 
 pytestmark = pytest.mark.usefixtures("products")
@@ -155,6 +155,22 @@ def of_all(model, forward, x, edge_index):
     return out, torch.autograd.grad(out[:9].square().sum(), list(model.parameters()))
 
 
+@pytest.fixture
+def pays(products, monkeypatch):
+    """As on a processor on which our product is faster."""
+    monkeypatch.setattr(dense_product, "pays", lambda: True)
+
+
+def test_other_processors_keep_torchs_linear_layers(monkeypatch):
+    monkeypatch.setattr(dense_product, "pays", lambda: False)
+    model, _ = mlp_and_conv()
+    report = accelerate(model)
+    assert report.linear_maps == 0 and report.num_switched == 1
+    assert not any(isinstance(each, LinearMap) for each in model.modules())
+
+
+@needs_kernels
+@pytest.mark.usefixtures("pays")
 def test_accelerate_maps_all_linear_layers_of_a_model():
     model, forward = mlp_and_conv()
     x, edge_index = torch.randn(40, 5, dtype=torch.float64), torch.randint(40, (2, 300))
@@ -183,7 +199,8 @@ def test_accelerate_maps_all_linear_layers_of_a_model():
 
 
 @needs_kernels
-def test_linear_layers_of_an_accelerated_model_take_the_product(monkeypatch, products):
+@pytest.mark.usefixtures("pays")
+def test_linear_layers_of_an_accelerated_model_take_the_product(monkeypatch):
     model, forward = mlp_and_conv()
     accelerate(model)
     called = []
@@ -192,6 +209,8 @@ def test_linear_layers_of_an_accelerated_model_take_the_product(monkeypatch, pro
     assert len(called) == 4 + 4 + 3  # results, gradients of weights, and of what they map
 
 
+@needs_kernels
+@pytest.mark.usefixtures("pays")
 @pytest.mark.parametrize("bias", [True, False])
 def test_linear_maps_are_transformed_and_traced_as_torchs(bias):
     layer = torch.nn.Linear(12, 7, bias=bias).double()

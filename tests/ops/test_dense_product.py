@@ -31,7 +31,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """The op, whatever the processor and the sizes."""
     if not library.compiled():
         pytest.skip("the kernels are not compiled")
-    monkeypatch.setattr(dense_product, "_pays", lambda: True)
+    monkeypatch.setattr(dense_product, "pays", lambda: True)
     monkeypatch.setattr(dense_product, "_MIN_MACS", 1)
 
 
@@ -150,7 +150,7 @@ def test_torch_has_all_else(compiled: None, monkeypatch: pytest.MonkeyPatch) -> 
     with torch.no_grad():
         column = torch.zeros(6, 4).t()  # rows that do not lie one after the other
         assert torch.equal(mm(a, b, out=column), a @ b)
-    monkeypatch.setattr(dense_product, "_pays", lambda: False)
+    monkeypatch.setattr(dense_product, "pays", lambda: False)
     with torch.no_grad():
         out = torch.ones(4, 6)
         assert torch.equal(mm(a, b, out=out, add=True), a @ b + 1)
