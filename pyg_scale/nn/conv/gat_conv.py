@@ -1,5 +1,6 @@
 """GATConv: attention in one pass over the in-edges of a node."""
 
+import torch
 import torch.nn.functional as F
 import torch_geometric.nn
 from torch import Tensor
@@ -7,9 +8,16 @@ from torch_geometric.typing import Adj, OptPairTensor, OptTensor, Size
 
 from pyg_scale.nn.attention import attend, attended, heads_joined, is_plain
 from pyg_scale.nn.conv.base import FusedConv
-from pyg_scale.nn.linear import apply_linear, is_linear, is_start_of
+from pyg_scale.nn.linear import apply_linear, apply_weight, is_linear, is_start_of
 from pyg_scale.ops.adjacency import recording
 from pyg_scale.ops.attention import gat_attention
+from pyg_scale.ops.fused import is_eager
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+_WIDE = (torch.float32, torch.float64)
+_LEAST_FOLDED = 1 << 19
+"""Number of numbers that features are mapped to from which on a product with a folded weight is
+cheaper than one more look at them."""
 
 
 class GATConv(FusedConv, torch_geometric.nn.GATConv):
@@ -55,18 +63,20 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         shape = (-1, self.heads, self.out_channels)
         lin = self.lin if self.lin is not None else self.lin_src
         x_src = apply_linear(lin, src).view(shape)
-        if dst is None:
-            a_dst = x_src.new_zeros(edges.num_dst, self.heads)
+        of_src = self.lin is not None and dst is not None
+        of_src = of_src and (dst is src or (not recording() and is_start_of(dst, src)))
+        if of_src and self._folds(lin, src):
+            folded = torch.cat([self._folded(lin, self.att_src), self._folded(lin, self.att_dst)])
+            a_src, a_dst = apply_weight(src, folded).split(self.heads, dim=1)
+            a_dst = a_dst[: dst.size(0)]
         else:
-            if dst is src and self.lin is not None:
-                x_dst = x_src
-            elif self.lin is not None and not recording() and is_start_of(dst, src):
-                x_dst = x_src[: dst.size(0)]
+            a_src = self._logits(lin, src, self.att_src, x_src)
+            if dst is None:
+                a_dst = x_src.new_zeros(edges.num_dst, self.heads)
             else:
                 lin = self.lin if self.lin is not None else self.lin_dst
-                x_dst = apply_linear(lin, dst).view(shape)
-            a_dst = (x_dst * self.att_dst).sum(dim=-1)
-        a_src = (x_src * self.att_src).sum(dim=-1)
+                x_dst = x_src[: dst.size(0)] if of_src else None
+                a_dst = self._logits(lin, dst, self.att_dst, x_dst)
         dropout, weights = self.dropout if self.training else 0.0, None
         if plain:
             loops = self.add_self_loops
@@ -90,13 +100,45 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         out = out if self.bias is None else out + self.bias
         return out if weights is None else (out, (edges.edge_index, weights.to(x_src.dtype)))
 
+    def _logits(self, lin, x, att, mapped):  # type: ignore[no-untyped-def]
+        """The logits of nodes: ``[num_nodes, heads]``.
+
+        ``mapped`` is ``lin(x)``, ``[num_nodes, heads, out_channels]``, if it is known.
+        """
+        if self._folds(lin, x):
+            return apply_weight(x, self._folded(lin, att))
+        if mapped is None:
+            mapped = apply_linear(lin, x).view(-1, self.heads, self.out_channels)
+        return (mapped * att).sum(dim=-1)
+
+    def _folds(self, lin, x):  # type: ignore[no-untyped-def]
+        """Return True if logits are cheaper from features than from what they are mapped to."""
+        wide = self.heads * self.out_channels
+        return (
+            is_eager()
+            and is_linear(lin)
+            and lin.bias is None
+            and type(x) in _PLAIN
+            and type(lin.weight) in _PLAIN
+            and x.is_cpu
+            and x.dtype is lin.weight.dtype
+            and x.dtype in _WIDE
+            and not torch.is_autocast_enabled("cpu")
+            and 4 * x.size(1) <= x.size(0)
+            and x.size(1) <= 2 * wide
+            and x.size(0) * wide >= _LEAST_FOLDED
+        )
+
+    def _folded(self, lin, att):  # type: ignore[no-untyped-def]
+        """``[heads, in_channels]``: as ``(W x) · a = x · (W^T a)``, logits need no ``W x``."""
+        weight = lin.weight.view(self.heads, self.out_channels, -1)
+        return (weight * att.view(self.heads, self.out_channels, 1)).sum(1)
+
     def _edge_logits(self, edge_attr):  # type: ignore[no-untyped-def]
         """The logits of edge features: ``[num_edges, heads]``, or ``None``."""
         if edge_attr is None or self.lin_edge is None:
             return None
         heads, channels = self.heads, self.out_channels
         if is_linear(self.lin_edge):
-            # (W e) · a = e · (W^T a): no [num_edges, heads, channels]
-            weight = self.lin_edge.weight.view(heads, channels, -1)
-            return F.linear(edge_attr, (weight * self.att_edge.view(heads, channels, 1)).sum(1))
+            return F.linear(edge_attr, self._folded(self.lin_edge, self.att_edge))
         return (self.lin_edge(edge_attr).view(-1, heads, channels) * self.att_edge).sum(dim=-1)
