@@ -41,6 +41,10 @@ class Attended(NamedTuple):
             return x
         return torch.cat([x, x.new_zeros(1, *x.shape[1:])])
 
+    def unpadded(self, x: Tensor) -> Tensor:
+        """Rows without that of the dummy. A slice that has them all would be copied backward."""
+        return x if self.graph.num_dst == self.num_dst else x[: self.num_dst]
+
 
 def attended(
     layer: Any,

@@ -94,7 +94,7 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
                 return_weights=bool(return_attention_weights),
             )
             out, weights = out if return_attention_weights else (out, None)
-            out = out[: edges.num_dst]
+            out = edges.unpadded(out)
         out = heads_joined(self, out)
         out = out if skip is None else out + skip
         out = out if self.bias is None else out + self.bias

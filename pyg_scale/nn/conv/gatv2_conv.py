@@ -74,7 +74,7 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
                 return_weights=bool(return_attention_weights),
             )
             out, weights = out if return_attention_weights else (out, None)
-            out = out[: edges.num_dst]
+            out = edges.unpadded(out)
         out = heads_joined(self, out)
         out = out if skip is None else out + skip
         out = out if self.bias is None else out + self.bias
