@@ -256,14 +256,18 @@ class Product {
       const Range own{i * each, std::min(depth_, (i + 1) * each)};
       by_steps(own, rows, columns, {parts + i * size, columns.to, nullptr, false});
     });
-    for (int64_t r = 0; r < rows.to; ++r) {
-      T* out = result.out + r * result.stride;
-      for (int64_t c = 0; c < columns.to; ++c) {
-        T sum = parts[r * columns.to + c];
-        for (int64_t i = 1; i < count; ++i) sum += parts[i * size + r * columns.to + c];
-        out[c] = result.add ? out[c] + sum : result.bias ? result.bias[c] + sum : sum;
+    const int64_t high = parts_of(kTaskProducts / 16, count * columns.to);
+    for_each_task(parts_of(rows.to, high), [&](int64_t task) {
+      for (int64_t r = task * high; r < std::min(rows.to, (task + 1) * high); ++r) {
+        T* sum = parts + r * columns.to;
+        for (int64_t i = 1; i < count; ++i) {
+          for (int64_t c = 0; c < columns.to; ++c) sum[c] += sum[i * size + c];
+        }
+        T* out = result.out + r * result.stride;
+        const T* before = result.add ? out : result.bias;
+        for (int64_t c = 0; c < columns.to; ++c) out[c] = before ? before[c] + sum[c] : sum[c];
       }
-    }
+    });
   }
 
   // Two large matrices.
@@ -279,14 +283,15 @@ class Product {
     });
   }
 
-  // Products of `depth`, as many at a time as caches hold rows of the second matrix for.
+  // `kDepth` products at a time, so that caches hold what is read for them. Rows of the second
+  // matrix whose columns do not lie side by side are copied.
   void by_steps(Range depth, Range rows, Range columns, Result<T> result) const {
-    const int64_t most = std::max(kDepth, kCopied / columns.size() / kDepth * kDepth);
+    const bool copies = b_.column_stride != 1;
     auto& copied = kept_by_thread<Buffer<T>, Range>();
     for (Range step = depth; step.from < depth.to; step.from = step.to, result.add = true) {
-      step.to = std::min(depth.to, step.from + most);
-      if (b_.column_stride != 1) copy(step, columns, copied);
-      multiply(b_.column_stride != 1 ? copied.data() : nullptr, step, rows, columns, result);
+      step.to = std::min(depth.to, step.from + kDepth);
+      if (copies) copy(step, columns, copied);
+      multiply(copies ? copied.data() : nullptr, step, rows, columns, result);
     }
   }
 
