@@ -37,6 +37,7 @@ from pyg_scale.loader import NeighborLoader
 from pyg_scale.nn.chunks import is_cut
 from pyg_scale.nn.conv.traced import TracedConv
 from pyg_scale.nn.fallback import SMALL
+from pyg_scale.nn.linear import LINEAR_MAPS
 from pyg_scale.testing.layers import LAYERS as EVERY_LAYER
 from pyg_scale.testing.layers import MATRIX_PER_EDGE, OTHERS
 from pyg_scale_bench import small
@@ -95,8 +96,13 @@ LAYERS: dict[str, _Build] = {
     "GraphConv": _square,
     **dict.fromkeys(("GATConv", "GATv2Conv", "TransformerConv"), _attention),
     "RGCNConv": _relational,
+    "Linear": _square,
 }
-"""Every layer by name, with a function that makes it of its class, the channels and the heads."""
+"""Every layer by name, with a function that makes it of its class, the channels and the heads.
+
+``Linear`` is the linear map that is a part of all others, as :func:`pyg_scale.nn.accelerate` makes
+it, without edges.
+"""
 
 
 # Measuring ################################################################################
@@ -213,7 +219,9 @@ def layer_cases(name: str, graph: Graph, channels: int, heads: int) -> list[Case
         heads: Number of heads of attention.
     """
     theirs = LAYERS[name](getattr(torch_geometric.nn, name), channels, heads)
-    ours = LAYERS[name](getattr(pyg_scale.nn, name), channels, heads)
+    is_map = name == "Linear"
+    cls = LINEAR_MAPS[type(theirs)] if is_map else getattr(pyg_scale.nn, name)
+    ours = LAYERS[name](cls, channels, heads)
     ours.load_state_dict(theirs.state_dict())
     x = torch.randn(graph.num_src, channels)
     rest = (torch.randint(RELATIONS, (graph.num_edges,)),) if name == "RGCNConv" else ()
@@ -221,6 +229,8 @@ def layer_cases(name: str, graph: Graph, channels: int, heads: int) -> list[Case
 
     def call(layer: nn.Module) -> Callable[..., Any]:
         def run(x: Tensor, *parameters: Tensor) -> Any:
+            if is_map:
+                return layer(x)
             features = (x, x[: graph.num_dst]) if pair else x
             return layer(features, graph.fresh_edge_index(), *rest)
 
