@@ -362,7 +362,7 @@ def test_doctor_says_which_path_loaders_take(mode):
         assert "plain torch path" in kernels["detail"]
     elif library.status()["loaded"]:
         assert kernels["ok"] is True
-        assert "native path" in kernels["detail"]
+        assert "native path, linear maps" in kernels["detail"]
     else:
         assert kernels["ok"] is False
         assert "pyg-scale build" in kernels["fix"]

@@ -22,10 +22,14 @@ _MIN_MACS = 1 << 19
 """Number of multiply-adds of a product from which on the compiled op makes up for its call."""
 
 
-@functools.cache
 def pays() -> bool:
-    """Return True on a processor on which the compiled op is faster than torch's products."""
-    return library.compiled() and torch.ops.pyg_scale.dense_product_pays()
+    """Return True where the compiled op is there and faster than torch's products."""
+    return library.compiled() and _is_faster()
+
+
+@functools.cache
+def _is_faster() -> bool:
+    return torch.ops.pyg_scale.dense_product_pays()
 
 
 def mm(
@@ -39,8 +43,8 @@ def mm(
     """``a @ b + bias``, by the compiled op where it is faster than :func:`torch.mm`.
 
     That is on processors of AMD with AVX-512, for ``float32`` and ``float64`` on the CPU. Numbers
-    differ from those of torch by rounding. There are no gradients: call it in a function of
-    autograd, or without gradients.
+    differ from those of torch by rounding. While gradients are enabled, torch computes the product:
+    call it in a function for autograd.
 
     Args:
         a: ``[num_rows, depth]``, possibly transposed.

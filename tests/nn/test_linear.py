@@ -120,6 +120,16 @@ def test_autocast_and_short_types(dtype, products):
     torch.testing.assert_close(found, right, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.parametrize("without", [torch.no_grad, torch.inference_mode])
+def test_without_gradients(without, products):
+    given = operands(40, True)
+    expected = F.linear(*given).detach()
+    with without():
+        out = apply_weight(*given)
+        assert_same(out, expected, products)
+        assert not out.requires_grad and out.is_inference() == (without is torch.inference_mode)
+
+
 def test_it_compiles_whole():
     given = operands(20, True, torch.float32)
     compiled = torch.compile(apply_weight, fullgraph=True, backend="aot_eager")

@@ -157,6 +157,15 @@ def test_torch_has_all_else(compiled: None, monkeypatch: pytest.MonkeyPatch) -> 
         assert torch.equal(mm(a, b, bias=torch.arange(6.0)), a @ b + torch.arange(6.0))
 
 
+@torch.no_grad()
+def test_without_kernels_torch_has_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = torch.ones(300, 200), torch.ones(200, 100)
+    assert covers(a, b) == dense_product.pays()  # and what that was is not kept
+    monkeypatch.setenv("PYG_SCALE_KERNELS", "never")
+    assert not dense_product.pays() and not covers(a, b)
+    assert torch.equal(mm(a, b, bias=b[0]), a @ b + 1)
+
+
 def test_gradients_are_torchs(compiled: None) -> None:
     a, b = torch.ones(4, 5, requires_grad=True), torch.ones(5, 6)
     mm(a, b).sum().backward()

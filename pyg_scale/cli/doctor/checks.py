@@ -43,12 +43,14 @@ def torch_geometric() -> Check:
 
 
 def kernels() -> Check:
-    """Check that compiled kernels are available; report the path that loaders take."""
-    from pyg_scale.ops import library
+    """Check that compiled kernels are available; report what loaders and layers take."""
+    from pyg_scale.ops import dense_product, library
 
     status = library.status()
     if status["loaded"]:
-        return Check(True, f"loaders take the native path: {status['path']}")
+        maps = "compiled products" if dense_product.pays() else "products of torch"
+        loaded = f"loaders take the native path, linear maps {maps}: {status['path']}"
+        return Check(True, loaded)
     if status["mode"] in ("require", "invalid"):
         return Check(False, f"loaders raise: {status['reason']}", status["command"])
     broken = status["stale"] or bool(status["path"])  # it exists, but is unusable
