@@ -178,12 +178,14 @@ class Pool {
     live_ -= bytes;
   }
 
-  // The closest fit, of equal ones the most recently freed; null if none is near enough.
+  // The closest fit, of equal ones the most recently freed; null if none is near enough. One that
+  // is far larger is near enough if others would be unmapped for a new one: less faults in again.
   Block* find(size_t bytes) {
+    const size_t largest = (resident_ + bytes > limit() ? 4 : 2) * bytes;
     auto best = free_.end();
     for (auto it = free_.begin(); it != free_.end(); ++it) {
       const size_t capacity = (*it)->capacity;
-      if (capacity < bytes || capacity > bytes + bytes / 2) continue;
+      if (capacity < bytes || capacity > largest) continue;
       if (best == free_.end() || capacity <= (*best)->capacity) best = it;
     }
     if (best == free_.end()) return nullptr;
@@ -207,12 +209,17 @@ class Pool {
     resident_ += block->resident;
   }
 
+  // The most bytes of all blocks.
+  size_t limit() const {
+    const size_t most = std::max(peak_, peak_before_);
+    return std::max(most + most / 16 + kTails, live_ + kFreeFloor);
+  }
+
   // Chooses free blocks to unmap, those that were freed first, so that `coming` bytes fit too.
   void evict(size_t coming, std::vector<Block*>& evicted) {
-    const size_t most = std::max(peak_, peak_before_);
-    const size_t limit = std::max(most + most / 16 + kTails, live_ + kFreeFloor);
+    const size_t most = limit();
     auto end = free_.begin();
-    for (; end != free_.end() && resident_ + coming > limit; ++end) {
+    for (; end != free_.end() && resident_ + coming > most; ++end) {
       resident_ -= (*end)->resident;
       free_bytes_ -= (*end)->resident;
       --blocks_;

@@ -34,7 +34,7 @@ from pyg_scale.ops import library, memory
 from pyg_scale.ops.adjacency import Adjacency, recording
 from pyg_scale.ops.aggregate import aggregate, by_source
 from pyg_scale.ops.dense_product import mm
-from pyg_scale.ops.fused import in_batches, is_eager
+from pyg_scale.ops.fused import divided, in_batches, is_eager
 from pyg_scale.ops.lazy_rows import LazyRows
 from pyg_scale.ops.nonzero_rows import nonzero_rows
 from pyg_scale.ops.stored_rows import StoredRows
@@ -302,7 +302,7 @@ def _to_sources(rows: Tensor, call: _Call) -> Tensor:
         return rows.new_zeros(graph.num_src, rows.size(1))
     if call.how == "mean":
         degree = graph.indptr[: count + 1].diff().clamp(min=1)
-        rows = rows / degree.to(rows.dtype).unsqueeze(-1)
+        rows = divided(rows, degree.to(rows.dtype).unsqueeze(-1))
     if count < graph.num_dst:
         if graph.known_transpose is None and graph.edge_id is None and 2 * count < graph.num_dst:
             num_edges = int(graph.indptr[count])

@@ -202,7 +202,7 @@ def _sum_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
                 degree = degree.clamp(min=1)
             if grad.dtype in (torch.bfloat16, torch.float16):
                 degree = degree.to(torch.float32)
-            scaled = (grad / degree).to(grad.dtype)
+            scaled = fused.divided(grad, degree).to(grad.dtype)
         pointers, rows, position = by_source(indptr, indices, *transposed, num_src=ctx.num_src)
         ids = None
         if weight is not None:

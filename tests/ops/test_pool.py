@@ -111,6 +111,20 @@ def test_a_steady_loop_maps_nothing() -> None:
     assert delta(before).maps <= 8
 
 
+def test_steps_of_few_sizes_map_nothing() -> None:
+    """Two large tensors, then two of other sizes in their place, as a layer and its gradients."""
+    for step in range(60):
+        first, second = touched(38 * MIB), touched(38 * MIB)
+        del first
+        third = touched(22 * MIB)
+        del second
+        fourth, fifth = touched(22 * MIB), touched(12 * MIB)
+        del third, fourth, fifth
+        if step == 20:
+            before = memory.stats()
+    assert delta(before).maps == 0 and delta(before).reuses == 5 * 39
+
+
 def test_free_memory_is_bounded_and_goes_back_after_a_peak() -> None:
     kept = [touched(10 * MIB) for _ in range(40)]
     high = resident()
