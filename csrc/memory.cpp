@@ -178,14 +178,12 @@ class Pool {
     live_ -= bytes;
   }
 
-  // The closest fit, of equal ones the most recently freed; null if none is near enough. One that
-  // is far larger is near enough if others would be unmapped for a new one: less faults in again.
+  // The closest fit, of equal ones the most recently freed; null if none is near enough.
   Block* find(size_t bytes) {
-    const size_t largest = (resident_ + bytes > limit() ? 4 : 2) * bytes;
     auto best = free_.end();
     for (auto it = free_.begin(); it != free_.end(); ++it) {
       const size_t capacity = (*it)->capacity;
-      if (capacity < bytes || capacity > largest) continue;
+      if (capacity < bytes || capacity > 2 * bytes) continue;
       if (best == free_.end() || capacity <= (*best)->capacity) best = it;
     }
     if (best == free_.end()) return nullptr;
