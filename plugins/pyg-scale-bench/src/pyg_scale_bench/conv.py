@@ -45,7 +45,7 @@ from pyg_scale_bench.benchmark import Benchmark, Option, names_of
 from pyg_scale_bench.chart import Bar, Panel
 from pyg_scale_bench.report import GB, Report, Table
 from pyg_scale_bench.rounds import OURS, PYG
-from pyg_scale_bench.steps import OPS, SPARSE, Case, Gauge, Graph, compare, once
+from pyg_scale_bench.steps import LAYERS, OPS, RELATIONS, SPARSE, Case, Gauge, Graph, compare, once
 from pyg_scale_bench.training import (
     CLASSES,
     FEATURES,
@@ -58,7 +58,6 @@ from pyg_scale_bench.training import (
     two_layer_step,
 )
 
-RELATIONS = 8
 STEPS = {"sage": "whole", "sage-trimmed": "trimmed", "sage-pairs": "pairs"}
 """Every training step by name, with the rows that layers compute: see :class:`TwoLayers`."""
 _ABOUT_FIRST = """; first, in turns: our loader and a SAGE layer, which in -lazy reads features \
@@ -69,41 +68,6 @@ BATCHES = "batches"
 """The name of the graph of a training step in the report."""
 _COPY_BYTES = 1 << 28
 _SHORT_SECONDS = 1.0
-
-_Build = Callable[[type, int, int], nn.Module]
-
-
-def _square(cls: type, channels: int, heads: int) -> nn.Module:
-    return cls(channels, channels)
-
-
-def _attention(cls: type, channels: int, heads: int) -> nn.Module:
-    return cls(channels, channels // heads, heads)
-
-
-def _gin(cls: type, channels: int, heads: int) -> nn.Module:
-    linear = [nn.Linear(channels, channels) for _ in range(2)]
-    return cls(nn.Sequential(linear[0], nn.ReLU(), linear[1]))
-
-
-def _relational(cls: type, channels: int, heads: int) -> nn.Module:
-    return cls(channels, channels, RELATIONS)
-
-
-LAYERS: dict[str, _Build] = {
-    **dict.fromkeys(("GCNConv", "SAGEConv"), _square),
-    "GINConv": _gin,
-    "GraphConv": _square,
-    **dict.fromkeys(("GATConv", "GATv2Conv", "TransformerConv"), _attention),
-    "RGCNConv": _relational,
-    "Linear": _square,
-}
-"""Every layer by name, with a function that makes it of its class, the channels and the heads.
-
-``Linear`` is the linear map that is a part of all others, as :func:`pyg_scale.nn.accelerate` makes
-it, without edges.
-"""
-
 
 # Measuring ################################################################################
 

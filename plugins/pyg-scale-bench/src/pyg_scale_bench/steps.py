@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch_geometric.nn import GATConv, GATv2Conv, MessagePassing, TransformerConv
 
 from pyg_scale.ops.adjacency import Adjacency, from_edge_index, rows_of
@@ -24,6 +24,7 @@ from pyg_scale_bench import memory, rounds
 from pyg_scale_bench.rounds import OURS, PYG
 
 SPARSE = "torch.sparse.mm"
+RELATIONS = 8
 
 Run = Callable[..., Any]
 """A function from features to a result."""
@@ -238,6 +239,38 @@ def compare(
 
 
 OPS = ("sum", "mean", "max", "gat", "gatv2", "transformer")
+
+
+_Build = Callable[[type, int, int], nn.Module]
+
+
+def _square(cls: type, channels: int, heads: int) -> nn.Module:
+    return cls(channels, channels)
+
+
+def _attention(cls: type, channels: int, heads: int) -> nn.Module:
+    return cls(channels, channels // heads, heads)
+
+
+def _gin(cls: type, channels: int, heads: int) -> nn.Module:
+    first, second = (nn.Linear(channels, channels) for _ in range(2))
+    return cls(nn.Sequential(first, nn.ReLU(), second))
+
+
+def _relational(cls: type, channels: int, heads: int) -> nn.Module:
+    return cls(channels, channels, RELATIONS)
+
+
+LAYERS: dict[str, _Build] = {
+    **dict.fromkeys(("GCNConv", "SAGEConv"), _square),
+    "GINConv": _gin,
+    "GraphConv": _square,
+    **dict.fromkeys(("GATConv", "GATv2Conv", "TransformerConv"), _attention),
+    "RGCNConv": _relational,
+    "Linear": _square,
+}
+"""Every layer by name, with a function that makes it of its class, the channels and the heads;
+``Linear`` without edges, as :func:`pyg_scale.nn.accelerate` makes it."""
 
 
 class _Message(MessagePassing):
