@@ -70,6 +70,8 @@ def apply_weight(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
         and type(x) in _PLAIN
         and type(weight) in _PLAIN
         and x.device.type == weight.device.type == "cpu"
+        and x.layout is weight.layout is torch.strided
+        and not x.is_nested
         and x.dim() == 2
         and x.dtype == weight.dtype
         and x.dtype in FLOATS

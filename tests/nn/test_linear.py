@@ -247,3 +247,16 @@ def test_linear_maps_are_transformed_and_traced_as_torchs(bias):
     many = torch.autograd.functional.jacobian(lambda y: layer(y).sum(1), x, vectorize=True)
     torch.testing.assert_close(many[3, 3], layer.weight.sum(0))
     assert layer(x.view(5, 6, 12)).shape == (5, 6, 7)
+    sparse = x.relu().to_sparse()
+    torch.testing.assert_close(layer(sparse), layer(sparse.to_dense()))
+
+
+@needs_kernels
+@pytest.mark.usefixtures("pays")
+def test_channels_that_are_not_known_yet():
+    model = torch_geometric.nn.GraphSAGE(-1, 16, num_layers=2, out_channels=3)
+    accelerate(model)
+    x, edge_index = torch.randn(30, 5), torch.randint(30, (2, 200))
+    model(x, edge_index).sum().backward()
+    assert model.convs[0].lin_l.weight.shape == (16, 5)
+    assert all(each.grad is not None for each in model.parameters())
