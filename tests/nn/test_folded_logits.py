@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch_geometric.nn import Linear
 
 from pyg_scale.nn import GATConv
 from pyg_scale.nn.conv import gat_conv
@@ -96,3 +97,13 @@ def test_what_listens_is_heard_and_what_is_narrow_left(folded: list[int]) -> Non
     assert not folded
     layer(x, edge_index)
     assert folded == [3, 3]
+
+
+def test_a_map_with_a_bias_is_not_folded(folded: list[int]) -> None:
+    draw = torch.Generator().manual_seed(6)
+    edge_index = torch.randint(90, (2, 400), generator=draw)
+    x = torch.randn(90, 6, generator=draw, dtype=torch.float64)
+    theirs, ours = pair(GATConv, lambda cls: cls(6, 4, heads=3))
+    theirs.lin = ours.lin = Linear(6, 12, bias=True).double()
+    torch.testing.assert_close(ours(x, edge_index), theirs(x, edge_index), rtol=1e-11, atol=1e-12)
+    assert not folded
