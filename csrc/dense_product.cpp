@@ -256,6 +256,7 @@ class Product {
       const Range own{i * each, std::min(depth_, (i + 1) * each)};
       by_steps(own, rows, columns, {parts + i * size, columns.to, nullptr, false});
     });
+    // A number of a part is read from memory, and so takes as long as 16 products.
     const int64_t high = parts_of(kTaskProducts / 16, count * columns.to);
     for_each_task(parts_of(rows.to, high), [&](int64_t task) {
       for (int64_t r = task * high; r < std::min(rows.to, (task + 1) * high); ++r) {

@@ -207,17 +207,12 @@ class Pool {
     resident_ += block->resident;
   }
 
-  // The most bytes of all blocks.
-  size_t limit() const {
-    const size_t most = std::max(peak_, peak_before_);
-    return std::max(most + most / 16 + kTails, live_ + kFreeFloor);
-  }
-
   // Chooses free blocks to unmap, those that were freed first, so that `coming` bytes fit too.
   void evict(size_t coming, std::vector<Block*>& evicted) {
-    const size_t most = limit();
+    const size_t most = std::max(peak_, peak_before_);
+    const size_t limit = std::max(most + most / 16 + kTails, live_ + kFreeFloor);
     auto end = free_.begin();
-    for (; end != free_.end() && resident_ + coming > most; ++end) {
+    for (; end != free_.end() && resident_ + coming > limit; ++end) {
       resident_ -= (*end)->resident;
       free_bytes_ -= (*end)->resident;
       --blocks_;

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from pyg_scale.ops import library, memory
+from pyg_scale.ops import fused, library, memory
 
 _TYPES = (torch.float32, torch.float64)
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -94,10 +94,9 @@ def covers(a: Tensor, b: Tensor) -> bool:
 
 def is_transformed(*tensors: Tensor) -> bool:
     """Return True for a call that torch transforms or watches, as for many gradients at once."""
-    functorch = torch._C._functorch
     return (
-        torch._C._len_torch_function_stack() > 0
+        not fused.is_eager()
+        or torch._C._len_torch_function_stack() > 0
         or getattr(forward_ad, "_current_level", -1) >= 0
-        or functorch.maybe_current_level() is not None
-        or any(functorch.is_legacy_batchedtensor(each) for each in tensors)
+        or any(fused.in_batches(each) for each in tensors)
     )

@@ -116,6 +116,9 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         wide = self.heads * self.out_channels
         return (
             is_eager()
+            and x.size(0) * wide >= _LEAST_FOLDED
+            and 4 * x.size(1) <= x.size(0)
+            and x.size(1) <= 2 * wide
             and is_linear(lin)
             and lin.bias is None
             and type(x) in _PLAIN
@@ -124,9 +127,6 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
             and x.dtype is lin.weight.dtype
             and x.dtype in _WIDE
             and not torch.is_autocast_enabled("cpu")
-            and 4 * x.size(1) <= x.size(0)
-            and x.size(1) <= 2 * wide
-            and x.size(0) * wide >= _LEAST_FOLDED
         )
 
     def _folded(self, lin, att):  # type: ignore[no-untyped-def]
