@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from pyg_scale.nn.lifted import EdgeIndices, Lifted
+from pyg_scale.nn.lifted import INDEX_SELECT, EdgeIndices, Lifted
 
 ROW, NODE, CONSTANT, NEW = "row", "node", "constant", "new"
 
@@ -151,7 +151,7 @@ class Watch(TorchFunctionMode):
         """The kind of the result of a function of the destinations' index."""
         if func in (Tensor.view, Tensor.expand, Tensor.expand_as, Tensor.unsqueeze):
             return CONSTANT
-        if func in (torch.index_select, Tensor.index_select) and len(args) == 3:
+        if func in INDEX_SELECT and len(args) == 3:
             if self.kind(args[0]) == NODE and args[1] in (0, -args[0].dim()):
                 return ROW
         elif func in (Tensor.scatter_add_, Tensor.scatter_reduce_, Tensor.index_add_):
@@ -178,7 +178,7 @@ def _is_by_row(watch: Watch, func: Any, args: Any, kwargs: Any) -> bool:
         # A table of constants, of which every edge reads a row.
         if func is F.embedding:
             return watch.kind(kwargs.get("weight", args[1])) == CONSTANT
-        if func in (torch.index_select, Tensor.index_select):
+        if func in INDEX_SELECT:
             return len(args) == 3 and args[1] == 0 and watch.kind(args[2]) == ROW
         return (
             func is Tensor.__getitem__

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from pyg_scale.nn.by_relation import EdgeTypes
 from pyg_scale.nn.by_row import NotByRow, Watch
 from pyg_scale.nn.conv.base import untouched
 from pyg_scale.nn.edges import DESTINATION, SOURCE, Edges, gather
@@ -45,8 +46,8 @@ _ALIKE = 2e-3
 """The difference of messages, relative to the largest, that is due to rounding."""
 
 Arguments = dict[str, Any]
-Compute = Callable[[Any, Edges, Arguments, Arguments], Tensor]
-"""Message and aggregation: from the layer, the edges and the arguments of both."""
+Aggregate = Callable[[Any, Edges, Tensor, Arguments], Tensor]
+"""Aggregation: from the layer, the edges, the messages and the arguments."""
 
 
 class Chunk(NamedTuple):
@@ -86,9 +87,8 @@ class Messages:
         layer: The layer.
         edges: Its edges.
         message: The arguments of ``message``, as PyG collects them; features are lifted.
-        aggregate: Those of ``aggregate`` without the messages.
-        compute: Message and aggregation.
-        reduces: A function that says if messages are reduced without a row for each.
+        given: Those of ``aggregate`` without the messages.
+        aggregate: The aggregation.
     """
 
     def __init__(
@@ -96,16 +96,15 @@ class Messages:
         layer: nn.Module,
         edges: Edges,
         message: Arguments,
-        aggregate: Arguments,
-        compute: Compute,
-        reduces: Callable[[Tensor], bool],
+        given: Arguments,
+        aggregate: Aggregate,
     ) -> None:
-        self.layer, self.edges, self.compute, self.reduces = layer, edges, compute, reduces
-        self.arguments = message, aggregate
+        self.layer, self.edges, self.aggregate = layer, edges, aggregate
+        self.arguments = message, given
         self.tensors: list[Tensor] = []
         """The tensors that chunks read: features of nodes and values of edges, each once."""
         self._place: dict[int, int] = {}
-        for value in (*message.values(), *aggregate.values()):
+        for value in (*message.values(), *given.values()):
             tensor = _features(value) if isinstance(value, Lifted) else value
             if not isinstance(tensor, Tensor) or isinstance(tensor, EdgeIndices):
                 continue
@@ -182,12 +181,12 @@ class Messages:
                 watch = Watch(rows_given, self.own.values())
                 with watch:
                     out = self.then.message(**given[0])
-                if not self.reduces(out):
-                    rows(out)
+                if isinstance(out, Lifted):
+                    self.aggregate(self.then, edges, out, given[1])
                 watch.check_draws()
                 if watch.kind(out) != "row":
                     return Proof("its messages are not rows of edges")
-                needed = 2 * edges.gathered > edges.num_edges * self.width
+                needed = 2 * edges.asked.gathered > edges.num_edges * self.width
                 if needed and watch.counts and not watch.draws:
                     self._check_counts(edges.graph.indptr, rows(out))
             after = [_held(each) for each in copies.values()]
@@ -294,7 +293,7 @@ class Messages:
             if isinstance(value, Tensor) and value.dim() and value.size(0) == self.edges.num_edges:
                 rows = value[begin : begin + size] if here is None else value.index_select(0, here)
                 if leaves is None:
-                    return rows
+                    return EdgeTypes.of(rows, edges) if isinstance(value, EdgeTypes) else rows
                 if (None, id(value)) not in leaves:
                     leaves[None, id(value)] = self._leaf(rows, value)
                 return leaves[None, id(value)]
@@ -336,7 +335,8 @@ class Messages:
             graph.num_src,
         )
         edges, given = self._part(part, chunk.first, chunk.begin, leaves)
-        return self.compute(layer, edges, *given)
+        out = layer.message(**given[0])  # type: ignore[operator]
+        return self.aggregate(layer, edges, out, given[1])
 
     def sums(self) -> Tensor:
         """All sums, chunk by chunk."""

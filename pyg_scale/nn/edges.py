@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +16,20 @@ from pyg_scale.ops.aggregate import FLOATS, aggregate, edge_dot, row_numel
 
 SOURCE, DESTINATION = 0, 1
 """The two ends of an edge, of a message on its way."""
+
+
+@dataclass
+class Asked:
+    """The rows that the code of a layer asked for in one call."""
+
+    needed_by: str = ""
+    """The first function that needed rows of features, if any did."""
+    not_fused: str = ""
+    """The reason why steps on single numbers gather rows on this device, if they do."""
+    gathered: int = 0
+    """The largest number of elements of rows that were gathered."""
+    widest: int = 0
+    """The largest number of elements of rows that the layer asked for."""
 
 
 class Edges:
@@ -37,16 +52,11 @@ class Edges:
         self.of_call = self.num_edges
         """The number of edges of the call, if these are some of them."""
         self.grad_mode = torch.is_grad_enabled()
-        self.needed_by = ""
-        """The first function that needed rows of features, if any did."""
-        self.not_fused = ""
-        """The reason why steps on single numbers gather rows on this device, if they do."""
-        self.gathered = 0
-        """The largest number of elements of rows that were gathered."""
-        self.widest = 0
-        """The largest number of elements of rows that the layer asked for."""
-        self.other_rule: Callable[..., Any] | None = None
-        """The rule of functions of features that do not keep them products."""
+        self.call = self
+        """The edges of the call, if these are the same with other sources."""
+        self.asked = Asked()
+        self.other_rules: tuple[Callable[..., Any], ...] = ()
+        """Rules of functions that do not keep features products, in the order they are tried."""
         self._graph: Adjacency | None = None
 
     @classmethod
@@ -59,8 +69,22 @@ class Edges:
             ends.reverse()
             sizes.reverse()
         made = cls(torch.stack(ends), sizes, whole.flow, whole.node_dim)
-        made._graph, made.other_rule = graph, whole.other_rule
+        made._graph, made.other_rules = graph, whole.other_rules
         made.of_call = whole.num_edges
+        return made
+
+    @classmethod
+    def with_sources(cls, graph: Adjacency, edge_index: Tensor, call: Edges) -> Edges:
+        """The edges of a call, but with other sources.
+
+        Args:
+            graph: The edges by destination, with the same edge ids.
+            edge_index: The sources and the destinations, by edge id.
+            call: The edges of the call.
+        """
+        made = cls(edge_index, [graph.num_src, graph.num_dst], "source_to_target", call.node_dim)
+        made._graph, made.other_rules, made.grad_mode = graph, call.other_rules, call.grad_mode
+        made.call, made.asked = call, call.asked
         return made
 
     def end(self, row: int) -> int:

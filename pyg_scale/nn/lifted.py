@@ -28,13 +28,16 @@ from pyg_scale.nn.edges import (
     aggregate_exactly,
     dot_at_ends,
     gather,
-    sum_edges,
 )
 from pyg_scale.nn.fallback import NotFused
+from pyg_scale.nn.linear import apply_weight
 from pyg_scale.nn.shapes import aligned_with, leading, product_shape
 from pyg_scale.ops import fused
 from pyg_scale.ops.aggregate import FLOATS
 from pyg_scale.ops.lazy_rows import METADATA, LazyRows
+
+INDEX_SELECT = (torch._C._VariableFunctions.index_select, Tensor.index_select)
+"""``torch.index_select``, in whose place PyG has put its own, which calls the first of these."""
 
 
 class Lifted(Tensor):
@@ -57,6 +60,8 @@ class Lifted(Tensor):
     weight: Tensor | None
     row: tuple[int, ...] | None
     viewed: Lifted | None
+    column: int | None = None
+    """The place in the second dimension that is viewed, if only one is."""
     _value: Tensor | None
     _made_at: int
 
@@ -87,9 +92,10 @@ class Lifted(Tensor):
         """The rows, gathered once."""
         if self._value is None:
             if self.viewed is not None:
-                value = self.viewed.gathered().view(self.shape)
+                whole, column = self.viewed.gathered(), self.column
+                value = whole.view(self.shape) if column is None else whole[:, column]
             else:
-                self.edges.gathered = max(self.edges.gathered, self.numel())
+                self.edges.asked.gathered = max(self.edges.asked.gathered, self.numel())
                 value = self.computed().contiguous()  # of which every view is one of its memory
             self._value, self._made_at = value, _version(value)
         return self._value
@@ -103,6 +109,38 @@ class Lifted(Tensor):
                 value = rows if value is None else value * rows
         assert value is not None
         return value if self.weight is None else value * self.weight
+
+    def reduced(self, how: str) -> Tensor | None:
+        """The rows reduced at their destinations by one fused op; ``None`` if it cannot.
+
+        Args:
+            how: ``"sum"``, ``"mean"``, ``"max"`` or ``"min"``.
+        """
+        source, destination = self.ends
+        if self.is_changed or source is None:
+            return None
+        if destination is not None and how not in ("sum", "mean"):
+            return None
+        dim, weight, graph = self.dim_of_edges, self.weight, self.edges.graph
+        shape = product_shape(self.edges.num_edges, dim, self.ends, weight)
+        row = shape[:dim] + shape[dim + 1 :]
+        x = source.movedim(dim, 0).expand(-1, *row)
+        if weight is None:
+            x = x.reshape(x.size(0), math.prod(row))
+        else:
+            weight = weight.movedim(dim, 0)
+            heads = leading(weight.shape[1:], row)
+            if heads is None:
+                return None
+            weight = weight.reshape(-1, heads)
+            x = x.reshape(x.size(0), heads, math.prod(row) // max(heads, 1))
+            if heads == 1:
+                x, weight = x.squeeze(1), weight.squeeze(1)
+        out = aggregate_exactly(graph, x, weight, how)
+        out = out.reshape(graph.num_dst, *row).movedim(0, dim)
+        if destination is not None:
+            out = out * destination
+        return out if self.row is None else out.reshape(out.size(0), *self.row)
 
     def settle(self) -> None:
         """Gather the rows now, for good: what they are computed from is about to change."""
@@ -196,50 +234,16 @@ def lift(edges: Edges, features: Tensor, row: int) -> Tensor:
     ends: list[Tensor | None] = [None, None]
     ends[edges.end(row)] = features
     made = Lifted(edges, dim, ends, None)
-    edges.widest = max(edges.widest, made.numel())
+    edges.asked.widest = max(edges.asked.widest, made.numel())
     return made
 
 
 def rows(message: Tensor) -> Tensor:
     """The rows of a message, gathered now if they are not yet."""
     if isinstance(message, Lifted):
-        message.edges.needed_by = message.edges.needed_by or "aggregation"
+        message.edges.asked.needed_by = message.edges.asked.needed_by or "aggregation"
         return message.gathered()
     return message
-
-
-def reduce_lifted(message: Lifted, reduce: str) -> Tensor | None:
-    """Reduce messages at their destinations by one fused op; ``None`` if their form is another.
-
-    Args:
-        message: The messages.
-        reduce: ``"sum"``, ``"mean"``, ``"max"`` or ``"min"``.
-    """
-    source, destination = message.ends
-    if message.is_changed or source is None:
-        return None
-    if destination is not None and reduce not in ("sum", "mean"):
-        return None
-    dim, weight, graph = message.dim_of_edges, message.weight, message.edges.graph
-    shape = product_shape(message.edges.num_edges, dim, message.ends, weight)
-    row = shape[:dim] + shape[dim + 1 :]
-    x = source.movedim(dim, 0).expand(-1, *row)
-    if weight is None:
-        x = x.reshape(x.size(0), math.prod(row))
-    else:
-        weight = weight.movedim(dim, 0)
-        heads = leading(weight.shape[1:], row)
-        if heads is None:
-            return None
-        weight = weight.reshape(-1, heads)
-        x = x.reshape(x.size(0), heads, math.prod(row) // max(heads, 1))
-        if heads == 1:
-            x, weight = x.squeeze(1), weight.squeeze(1)
-    out = aggregate_exactly(graph, x, weight, reduce)
-    out = out.reshape(graph.num_dst, *row).movedim(0, dim)
-    if destination is not None:
-        out = out * destination
-    return out if message.row is None else out.reshape(out.size(0), *message.row)
 
 
 def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
@@ -255,15 +259,16 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any
         found = by_rule(rule, args, kwargs)
         if found is not None:
             return found
-    for each in operands[:2]:
-        if isinstance(each, Lifted) and each.edges.other_rule is not None:
-            found = each.edges.other_rule(func, args, kwargs)
-            if found is not None:
-                return found
+    edges = next((x.edges for x in operands if isinstance(x, (Lifted, EdgeIndices))), None)
+    for other in () if edges is None else edges.other_rules:
+        found = other(func, args, kwargs)
+        if found is not None:
+            return found
 
     def plain(each: Any) -> Any:
         if isinstance(each, Lifted):
-            each.edges.needed_by = each.edges.needed_by or getattr(func, "__name__", str(func))
+            asked = each.edges.asked
+            asked.needed_by = asked.needed_by or getattr(func, "__name__", str(func))
             return each.gathered()
         if isinstance(each, EdgeIndices):
             return each.as_subclass(Tensor)
@@ -363,7 +368,7 @@ def _on_nodes(a: Lifted, function: Callable[[Tensor], Tensor]) -> Lifted:
     return Lifted(a.edges, a.dim_of_edges, ends, a.weight)
 
 
-def _features(a: Any) -> Tensor | None:
+def features_of(a: Any) -> Tensor | None:
     """The features of nodes of one end, if the rows are these and nothing else."""
     if not isinstance(a, Lifted) or not a.is_product or a.weight is not None:
         return None
@@ -377,7 +382,7 @@ def _by_node(function: Callable[..., Any]) -> Callable[..., Any]:
     """The rule of a function of every row by itself: it is computed for nodes, once."""
 
     def rule(a: Any, *args: Any, **kwargs: Any) -> Any:
-        features = _features(a)
+        features = features_of(a)
         if features is None or features.size(a.dim_of_edges) > a.edges.of_call:
             return None
         if any(isinstance(each, (Lifted, EdgeIndices)) for each in (*args, *kwargs.values())):
@@ -388,7 +393,14 @@ def _by_node(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _linear(a: Any, weight: Any, bias: Any = None) -> Any:
-    return None if _is_last(a) else _by_node(F.linear)(a, weight, bias)
+    return None if _is_last(a) else _by_node(apply_weight)(a, weight, bias)
+
+
+def _matmul(a: Any, matrix: Any) -> Any:
+    """The product of each row with a matrix or a vector that all share."""
+    if not isinstance(matrix, Tensor) or matrix.dim() > 2 or _is_last(a):
+        return None
+    return _by_node(torch.matmul)(a, matrix)
 
 
 def _is_last(a: Any) -> bool:
@@ -397,8 +409,6 @@ def _is_last(a: Any) -> bool:
 
 
 def _view(a: Any, *shape: Any) -> Any:
-    if isinstance(a, EdgeIndices):
-        return _spread(Tensor.view)(a, *shape)
     if (
         not isinstance(a, Lifted)
         or a.is_changed
@@ -416,7 +426,7 @@ def _view(a: Any, *shape: Any) -> Any:
         rest = [row // known if each == -1 and known > 0 else each for each in rest]
     if math.prod(rest) != row or min(rest, default=1) < 1:
         return None
-    if _features(a) is not None:
+    if features_of(a) is not None:
         ends = [None if end is None else end.reshape(end.size(0), *rest) for end in a.ends]
         return Lifted(a.edges, 0, ends, None, viewed=a)
     return Lifted(a.edges, 0, a.ends, a.weight, tuple(rest), a)
@@ -431,6 +441,21 @@ def _unsqueeze(a: Any, dim: int) -> Any:
     ends = [None if end is None else end.unsqueeze(at) for end in a.ends]
     weight = None if a.weight is None else a.weight.unsqueeze(at)
     return Lifted(a.edges, a.dim_of_edges, ends, weight, viewed=a)
+
+
+def _contiguous(a: Any) -> Any:
+    return a if isinstance(a, Lifted) and a.is_product else None  # gathered, it is
+
+
+def _squeeze(a: Any, dim: Any) -> Any:
+    if not isinstance(a, Lifted) or not a.is_product or not isinstance(dim, int):
+        return None
+    at = dim + a.dim() if dim < 0 else dim
+    if not 0 < at < a.dim() or at == a.dim_of_edges or a.size(at) != 1:
+        return None
+    ends = [None if end is None else end.squeeze(at) for end in a.ends]
+    weight = None if a.weight is None else a.weight.squeeze(at)
+    return Lifted(a.edges, a.dim_of_edges - (at < a.dim_of_edges), ends, weight, viewed=a)
 
 
 def _sum(a: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
@@ -473,124 +498,18 @@ def _requires_grad(a: Any) -> bool | None:
     return any(each.requires_grad for each in a.reads())
 
 
-# Rules of functions of the ends of edges ##################################################
-
-
-def _row(whole: Any, key: Any) -> Any:
-    """``edge_index[0]`` and ``edge_index[1]``."""
-    if not isinstance(whole, EdgeIndices) or whole.row is not None or type(key) is not int:
-        return None
-    row = key % 2
-    return EdgeIndices.of(whole.as_subclass(Tensor)[key], whole.edges, row)
-
-
-def _spread(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The rule of a view, which may repeat the ends of edges in other dimensions."""
-
-    def rule(index: Any, *args: Any, **kwargs: Any) -> Any:
-        if not isinstance(index, EdgeIndices) or index.row is None:
-            return None
-        out = function(index.as_subclass(Tensor), *args, **kwargs)
-        return EdgeIndices.of(out, index.edges, index.row)
-
-    return rule
-
-
-def _along(index: Any, dim: Any, shape: Sequence[int]) -> int | None:
-    """The dimension in which an index of a shape has edges, if it is the same in all others."""
-    if not isinstance(index, EdgeIndices) or index.row is None or not isinstance(dim, int):
-        return None
-    if [*index.shape] != [*shape] or not index.numel():
-        return None
-    at = dim + index.dim() if dim < 0 else dim
-    step = index.edges.edge_index.stride(1)
-    for k, (size, stride) in enumerate(zip(index.shape, index.stride(), strict=True)):
-        if (size != index.edges.num_edges or stride != step) if k == at else size > 1 and stride:
-            return None
-    return at
-
-
-def _select(x: Any, dim: Any, index: Any) -> Any:
-    if not isinstance(x, Tensor) or isinstance(x, (Lifted, EdgeIndices)):
-        return None
-    at = _along(index, 0, index.shape)
-    if at is None or index.dim() != 1 or not x.is_floating_point():
-        return None
-    end = index.edges.end(index.row)
-    graph = index.edges.graph
-    dim = dim + x.dim() if dim < 0 else dim
-    if x.size(dim) != (graph.num_src if end == SOURCE else graph.num_dst):
-        return None
-    return gather(index.edges, x, dim, end)
-
-
-def _scatter_add(out: Any, dim: Any, index: Any, src: Any) -> Any:
-    reduced = _scattered(out, dim, index, src, "sum")
-    return None if reduced is None else out.add_(reduced)
-
-
-def _scatter_reduce(
-    out: Any, dim: Any, index: Any, src: Any, reduce: str, *, include_self: bool = True
-) -> Any:
-    if include_self or reduce not in ("amax", "amin", "sum", "mean"):
-        return None
-    reduced = _scattered(out, dim, index, src, reduce.removeprefix("a"))
-    if reduced is None:
-        return None
-    edges = index.edges
-    end = edges.end(index.row)
-    pointers = edges.graph.indptr if end == DESTINATION else edges.graph.transpose().indptr
-    shape = [1] * out.dim()
-    shape[dim] = -1
-    return out.copy_(torch.where((pointers.diff() > 0).view(shape), reduced, out))
-
-
-def _index_add(out: Any, dim: Any, index: Any, src: Any, *, alpha: Any = 1) -> Any:
-    if not isinstance(src, Tensor) or not isinstance(index, EdgeIndices) or index.dim() != 1:
-        return None
-    shape = [1] * src.dim()
-    shape[dim] = -1
-    view = index.as_subclass(Tensor).view(shape).expand(src.shape)
-    whole = EdgeIndices.of(view, index.edges, index.row)
-    reduced = _scattered(out, dim, whole, src, "sum")
-    return None if reduced is None else out.add_(reduced, alpha=alpha)
-
-
-def _scattered(out: Any, dim: Any, index: Any, src: Any, reduce: str) -> Tensor | None:
-    """Reduce edges at the nodes of one end; ``None`` if a scatter does anything else."""
-    if not isinstance(src, Tensor) or isinstance(src, EdgeIndices) or isinstance(out, Lifted):
-        return None
-    at = _along(index, dim, src.shape)
-    if at is None or src.dtype not in FLOATS or out.dtype != src.dtype:
-        return None
-    edges, end = index.edges, index.edges.end(index.row)
-    size = edges.graph.num_src if end == SOURCE else edges.graph.num_dst
-    if [*out.shape] != [*src.shape[:at], size, *src.shape[at + 1 :]]:
-        return None
-    if isinstance(src, Lifted):
-        if end == DESTINATION and src.edges is edges and src.dim_of_edges == at:
-            found = reduce_lifted(src, reduce)
-            if found is not None:
-                return found
-        src = rows(src)
-    return sum_edges(edges.graph, src, at, end, reduce)
-
-
 _RULES: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((torch.mul, torch.multiply, Tensor.mul, Tensor.multiply), _multiply),
     **dict.fromkeys((torch.div, torch.divide, Tensor.div, Tensor.divide), _divide),
     **dict.fromkeys((torch.add, Tensor.add), _add),
     **dict.fromkeys((torch.neg, Tensor.neg), _negate),
     **dict.fromkeys((torch.sum, Tensor.sum), _sum),
+    Tensor.contiguous: _contiguous,
+    **dict.fromkeys((torch.squeeze, Tensor.squeeze), _squeeze),
+    **dict.fromkeys((torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm), _matmul),
     **dict.fromkeys((torch.unsqueeze, Tensor.unsqueeze), _unsqueeze),
     **dict.fromkeys((torch.reshape, Tensor.reshape, Tensor.view), _view),
     **{f: _new(f) for f in (Tensor.new_zeros, Tensor.new_ones, Tensor.new_empty, Tensor.new_full)},
     F.linear: _linear,
     Tensor.requires_grad.__get__: _requires_grad,  # type: ignore[attr-defined]
-    Tensor.__getitem__: _row,
-    **dict.fromkeys((torch.index_select, Tensor.index_select), _select),
-    Tensor.scatter_add_: _scatter_add,
-    Tensor.scatter_reduce_: _scatter_reduce,
-    Tensor.index_add_: _index_add,
-    **{f: _spread(f) for f in (Tensor.expand_as, Tensor.expand)},
 }

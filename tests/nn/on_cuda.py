@@ -15,7 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pyg_scale.nn import elementwise
+from pyg_scale.nn import by_number
 from pyg_scale.ops import aggregate_rules, edge_formula, fused
 from tests.ops import emulated
 
@@ -93,7 +93,7 @@ def on_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
         stack.enter_context(emulated.instead_of())
         patch.setattr(fused, "_on_cuda", lambda device: True)
         # Rules of rows of edges run without the mode that lets tensors pretend.
-        patch.setattr(elementwise, "_is_elsewhere", lambda value, rows: False)
+        patch.setattr(by_number, "_is_elsewhere", lambda value, rows: False)
         patch.setattr(edge_formula, "_run_interpreted", edge_formula._run_generated)
         patch.setattr(fused, "why_not_generated", lambda device: "")
         on_device = {"csr_transpose": aggregate_rules._transpose_on_cuda}

@@ -1,14 +1,19 @@
 """Messages of steps on single numbers: results, gradients, and that no row is gathered."""
 
 import copy
+import gc
 
 import pytest
 import torch
 import torch.nn.functional as F
 import torch_geometric.nn as pyg
 from torch import nn
+from torch_geometric.nn import aggr as aggregations
 
 from pyg_scale.nn import accelerate, chunks, elementwise, fallbacks
+from pyg_scale.nn.elementwise import Elementwise
+from pyg_scale.nn.lifted import Lifted
+from pyg_scale.ops import edge_formula
 from pyg_scale.testing import graphs
 from tests.nn.oracle import distance, run
 
@@ -54,6 +59,11 @@ def compared(theirs, arguments, tolerance=1e-12):
     return ours
 
 
+def _pna(**options):
+    how = ["mean", "max", "min", "std", "var", "sum"], ["identity", "amplification", "attenuation"]
+    return pyg.PNAConv(8, 12, *how, torch.tensor([1, 2, 3, 2]), **options)
+
+
 def _edge_conv(aggr, *after):
     return pyg.EdgeConv(nn.Sequential(nn.Linear(16, 5), *after), aggr=aggr)
 
@@ -75,6 +85,10 @@ LAYERS = {
     "edge, sum": (lambda: _edge_conv("sum", nn.SiLU()), 0),
     "edge, several": (lambda: _edge_conv(["mean", "min"], nn.LeakyReLU(0.2)), 0),
     "le": (lambda: pyg.LEConv(8, 5), 0),
+    "pna": (_pna, 0),
+    "pna, edges": (lambda: _pna(edge_dim=3), 3),
+    "pna, towers": (lambda: _pna(edge_dim=3, towers=2), 3),
+    "pna, divided": (lambda: _pna(towers=2, divide_input=True, post_layers=2), 0),
     "point": (lambda: pyg.PointNetConv(nn.Linear(11, 5), add_self_loops=False), -1),
 }
 
@@ -89,6 +103,25 @@ def test_layers_of_pyg(name, x, edge_index):
     elif columns:
         given = (x, edge_index, of_edges(edge_index, columns))
     assert not fallbacks(compared(make(), given))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_rows_end_with_the_call(name, x, edge_index):
+    """They hold features, which would otherwise live until garbage is collected."""
+    make, columns = LAYERS[name]
+    layer = make().double()
+    accelerate(layer)
+    more = (of_edges(edge_index, columns),) if columns > 0 else ()
+    given = (x, x[:, :3], edge_index) if columns < 0 else (x, edge_index, *more)
+    layer(*given)
+    kept = Lifted, Elementwise, elementwise._Inputs
+    gc.collect()
+    gc.disable()
+    try:
+        layer(*given).sum().backward()
+        assert not [each for each in gc.get_objects() if type(each) in kept]
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("name", ["gine", "gen", "cg", "edge", "gen, no edges"])
@@ -156,13 +189,99 @@ def test_other_functions_gather_rows(name, x, edge_index):
     assert list(fallbacks(ours)) == [""]
 
 
-@pytest.mark.parametrize("aggr", ["std", "median", "mul", ["sum", "std"]])
+def _difference(i, j, e):
+    return (i - j + e).sigmoid()
+
+
+@pytest.mark.usefixtures("no_rows")
+@pytest.mark.parametrize("aggr", ["std", "var", ["sum", "std"], ["mean", "var", "max"]])
+@pytest.mark.parametrize("message", [_difference, lambda i, j, e: j, lambda i, j, e: j * e[:, :1]])
+def test_several_sums_of_the_same_messages(aggr, message, x, edge_index):
+    given = x, edge_index, of_edges(edge_index, 8)
+    assert not fallbacks(compared(Message(message, aggr), given, 1e-9))
+
+
+@pytest.mark.parametrize("aggr", ["median", "mul", ["sum", "powermean"], [["std", "mul"]]])
 def test_other_aggregations_gather_rows(aggr, x, edge_index):
-    compared(
-        Message(lambda i, j, e: (i - j + e).sigmoid(), aggr),
-        (x, edge_index, of_edges(edge_index, 8)),
-        1e-9,
+    given = x, edge_index, of_edges(edge_index, 8)
+    ours = compared(
+        Message(_difference, aggr[0] if aggr == [["std", "mul"]] else aggr), given, 1e-9
     )
+    assert list(fallbacks(ours)[""]) == ["rows of features gathered for aggregation"]
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_variance_without_its_gradient_gathers_rows(several, x, edge_index):
+    made = aggregations.VarAggregation(semi_grad=True)
+    given = x, edge_index, of_edges(edge_index, 8)
+    ours = compared(Message(_difference, ["sum", made] if several else made), given, 1e-9)
+    assert list(fallbacks(ours)[""]) == ["rows of features gathered for aggregation"]
+
+
+def test_a_sum_is_computed_once(x, edge_index, monkeypatch):
+    found = []
+    monkeypatch.setattr(
+        elementwise,
+        "reduce_formula",
+        lambda *given: found.append(given[1].how) or edge_formula.reduce_formula(*given),
+    )
+    layer = Message(_difference, ["sum", "std", "mean", "max"])
+    accelerate(layer)
+    layer(x, edge_index, of_edges(edge_index, 8))
+    assert sorted(found) == ["max", "sum", "sum"]  # of messages and of their squares
+
+
+class Towers(Message):
+    """Features of two towers of four channels."""
+
+    def __init__(self, function, aggr="sum"):
+        super().__init__(function, aggr, node_dim=0)
+
+    def forward(self, x, edge_index, e):
+        return self.propagate(edge_index, x=x.view(-1, 2, 4), e=e)
+
+
+TOWERS = {
+    "steps": lambda i, j, e: torch.stack([(i * j + 1)[:, k].relu() + e for k in (0, -1)], 1),
+    "products": lambda i, j, e: torch.stack([(i * j)[:, k] * e for k in (1, 0)], dim=1),
+    "constants": lambda i, j, e: (i + j + torch.arange(8.0).view(2, 4)).exp()[:, 1] * e,
+    "a constant of one": lambda i, j, e: (i + j + torch.arange(4.0)).tanh()[:, 1] * e,
+    "maps": lambda i, j, e: torch.stack(
+        [F.linear(torch.cat([i, j], -1)[:, k], torch.arange(24.0).view(3, 8)) for k in (0, 1)], 1
+    ),
+}
+
+
+@pytest.mark.usefixtures("no_rows")
+@pytest.mark.parametrize("name", TOWERS)
+def test_towers(name, x, edge_index):
+    function = TOWERS[name]
+    doubles = Towers(lambda i, j, e: in_doubles(function, i, j, e))
+    assert not fallbacks(compared(doubles, (x / 9, edge_index, of_edges(edge_index, 4))))
+
+
+def in_doubles(function, *given):
+    torch.set_default_dtype(torch.float64)
+    try:
+        return function(*given)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+OTHER_TOWERS = {
+    "other steps": lambda i, j, e: torch.stack([i[:, 0] + e, j[:, 1] - e], 1),
+    "another dimension": lambda i, j, e: torch.stack([i[:, 0] + e, j[:, 1] + e], 2).transpose(1, 2),
+    "a range": lambda i, j, e: (i + j)[:, 0:2] * 2.0,
+    "written to": lambda i, j, e: (lambda m: (m[:, 0].mul_(2), m)[1])((i + j) * 1.5),
+    "written to after": lambda i, j, e: (lambda m, part: (m.mul_(2), part * e)[1])(
+        *(lambda m: (m, m[:, 1]))(i * j + 1)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_TOWERS)
+def test_other_functions_of_towers_gather_rows(name, x, edge_index):
+    compared(Towers(OTHER_TOWERS[name]), (x / 9, edge_index, of_edges(edge_index, 4)))
 
 
 def test_heads(x, edge_index):

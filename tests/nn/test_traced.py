@@ -8,9 +8,10 @@ import torch
 import torch_geometric.nn as pyg
 from torch import nn
 
-from pyg_scale.nn import FusedConv, accelerate, fallbacks, restore
+from pyg_scale.nn import FusedConv, accelerate, by_ends, fallbacks, restore
 from pyg_scale.nn.conv import traced as conv_traced
 from pyg_scale.nn.conv.traced import TracedConv, traced
+from pyg_scale.nn.edges import gather
 from pyg_scale.testing import graphs
 from tests.nn.oracle import Square, distance, run
 
@@ -157,6 +158,21 @@ def test_functions_below_torch(x, edge_index, weight):
 
 def test_own_aggregation(x, edge_index, weight):
     compared(Scattering(), (x, edge_index, weight), 1e-10)
+
+
+@pytest.mark.parametrize("select", [torch.index_select, torch.Tensor.index_select])
+def test_rows_that_a_message_selects_itself(x, edge_index, weight, select, monkeypatch):
+    """PyG puts a function of its own in the place of ``torch.index_select``."""
+    gathered = []
+    monkeypatch.setattr(by_ends, "gather", lambda *given: gathered.append(1) or gather(*given))
+
+    class Selecting(Weighted):
+        def message(self, x_j, weight, index):
+            total = torch.zeros(100, dtype=x_j.dtype).index_add_(0, index, weight)
+            return x_j * (weight / select(total, 0, index)).unsqueeze(-1)
+
+    assert not fallbacks(compared(Selecting(), (x, edge_index, weight)))
+    assert gathered
 
 
 def test_types_and_small_graphs(x, edge_index, weight):

@@ -23,14 +23,16 @@ from torch_geometric.typing import Size
 
 from pyg_scale.errors import KernelsError
 from pyg_scale.nn.aggregation import LINEAR, REDUCTIONS, reductions
+from pyg_scale.nn.by_ends import by_ends
+from pyg_scale.nn.by_number import by_number, stepwise
+from pyg_scale.nn.by_relation import EdgeTypes, by_relation
 from pyg_scale.nn.chunks import ELEMENTS, LEAST, Messages
 from pyg_scale.nn.conv.base import FusedConv, Made, generated, observed, untouched
-from pyg_scale.nn.edges import DESTINATION, Edges, sum_edges
-from pyg_scale.nn.elementwise import Elementwise, elementwise, stepwise
+from pyg_scale.nn.edges import DESTINATION, Asked, Edges, sum_edges
 from pyg_scale.nn.fallback import RECORDED, SMALL, NotFused, record
 from pyg_scale.nn.gathered import Steps, propagate_gathered, steps_of
 from pyg_scale.nn.graph import is_sparse
-from pyg_scale.nn.lifted import EdgeIndices, Lifted, lift, reduce_lifted, rows
+from pyg_scale.nn.lifted import EdgeIndices, Lifted, lift, rows
 from pyg_scale.nn.small import reduce_small, small, small_weight
 from pyg_scale.nn.writes import NotUndone, Writes
 from pyg_scale.ops.aggregate import FLOATS
@@ -238,6 +240,8 @@ _CUT = (LEAST * ELEMENTS, LEAST * ELEMENTS)  # where edges are cut into chunks, 
 _CROSSOVERS: dict[type, tuple[int, int]] = {
     **dict.fromkeys((pyg.EdgeConv, pyg.PointNetConv, pyg.PointGNNConv), _FIRST),
     **dict.fromkeys((pyg.FeaStConv, pyg.PPFConv), _EARLY),
+    pyg.FastRGCNConv: (30_000, 20_000),
+    pyg.RGATConv: (52_000, 35_000),
     **dict.fromkeys((pyg.ARMAConv, pyg.EGConv), (200_000, 130_000)),
     **dict.fromkeys((pyg.AGNNConv, pyg.CGConv, pyg.GENConv, pyg.GeneralConv, pyg.HEATConv), _SOON),
     **dict.fromkeys((pyg.HGTConv, pyg.HypergraphConv, pyg.NNConv), _SOON),
@@ -271,7 +275,7 @@ def _propagate(layer: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) 
     if isinstance(edge_index, EdgeIndex):
         edge_index = edge_index._data  # the inner tensor, one object while edge_index lives
     edges = Edges(edge_index, sizes, layer.flow, layer.node_dim)
-    edges.other_rule = elementwise
+    edges.other_rules = by_ends, by_relation, by_number
     _check_given(layer, kwargs)
     found = layer._collect(layer._user_args, EdgeIndices.of(edge_index, edges), sizes, kwargs)
     for name in layer._user_args:
@@ -280,17 +284,9 @@ def _propagate(layer: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) 
     collect = layer.inspector.collect_param_data
     edges.group()  # refuses what is invalid before the layer's own code runs
     message, given = collect("message", found), collect("aggregate", found)
+    message = {name: EdgeTypes.of(value, edges) for name, value in message.items()}
 
-    def compute(layer: Any, edges: Edges, message: dict[str, Any], given: dict[str, Any]) -> Any:
-        out = layer.message(**message)
-        if type(layer).aggregate is MessagePassing.aggregate and "aggregate" not in layer.__dict__:
-            return _aggregate(layer, edges, out, given)
-        return layer.aggregate(out, **given)
-
-    def reduces(out: Tensor) -> bool:
-        return isinstance(out, Lifted) and _is_reduced(layer)
-
-    messages = Messages(layer, edges, message, given, compute, reduces)
+    messages = Messages(layer, edges, message, given, _aggregate)
     reason = messages.reason() if _is_by_destination(layer) else ""
     others = collect("update", found)
     found.clear()
@@ -299,9 +295,10 @@ def _propagate(layer: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) 
         if reason is None:
             out = messages.sums()
         else:
-            out = compute(layer, edges, message, given)
-            if edges.needed_by and 2 * edges.gathered > edges.widest:  # not for a number per head
-                record(layer, reason or _gathered(edges))
+            out = _aggregate(layer, edges, layer.message(**message), given)
+            asked = edges.asked
+            if asked.needed_by and 2 * asked.gathered > asked.widest:  # not for a number per head
+                record(layer, reason or _gathered(asked))
                 messages.forget()
         out = layer.update(out, **others)
         if reason is not None:  # chunks are computed again for gradients
@@ -319,9 +316,9 @@ def _check_given(layer: Any, kwargs: dict[str, Any]) -> None:
             raise NotFused(f"{name[:-2]} is not passed to propagate")  # and PyG says so
 
 
-def _gathered(edges: Edges) -> str:
-    why = f": {edges.not_fused}" if edges.not_fused else ""
-    return f"rows of features gathered for {edges.needed_by}{why}"
+def _gathered(asked: Asked) -> str:
+    why = f": {asked.not_fused}" if asked.not_fused else ""
+    return f"rows of features gathered for {asked.needed_by}{why}"
 
 
 def _is_by_destination(layer: Any) -> bool:
@@ -334,8 +331,10 @@ def _is_by_destination(layer: Any) -> bool:
     return all(type(each) in _BY_DESTINATION for each in modules)
 
 
-def _aggregate(layer: Any, edges: Edges, out: Tensor, given: dict[str, Any]) -> Tensor:
-    """PyG's ``MessagePassing.aggregate``."""
+def _aggregate(layer: Any, edges: Edges, out: Tensor, given: dict[str, Any]) -> Any:
+    """The layer's ``aggregate``; PyG's without the rows of messages, where it needs none."""
+    if type(layer).aggregate is not MessagePassing.aggregate or "aggregate" in layer.__dict__:
+        return layer.aggregate(out, **given)
     module = layer.aggr_module
     if isinstance(out, Lifted):
         found = _softmax(module, out) if _is_softmax(module) else None
@@ -344,20 +343,22 @@ def _aggregate(layer: Any, edges: Edges, out: Tensor, given: dict[str, Any]) -> 
     try:
         how = reductions(layer)
     except NotFused:
-        return MessagePassing.aggregate(layer, out, **given)
+        values = out if _needs_no_rows(module) else rows(out)
+        return MessagePassing.aggregate(layer, values, **given)
     outs = [_reduced(edges, out, layer.node_dim, each) for each in how]
     return module.combine(outs) if len(outs) > 1 else outs[0]
 
 
-def _is_reduced(layer: Any) -> bool:
-    """Return True if messages that are not gathered need not be for the aggregation."""
-    if _is_softmax(layer.aggr_module):
-        return True
-    try:
-        reductions(layer)
-    except NotFused:
+def _needs_no_rows(module: Any) -> bool:
+    """Return True for an aggregation of PyG's that runs on messages which are not gathered."""
+    kind = type(module)
+    if not untouched(module, kind) or getattr(module, "semi_grad", False):
         return False
-    return True
+    if kind is aggr.DegreeScalerAggregation:
+        return _needs_no_rows(module.aggr)
+    if kind is aggr.MultiAggregation:
+        return all(map(_needs_no_rows, module.aggrs))
+    return kind in REDUCTIONS or kind in (aggr.VarAggregation, aggr.StdAggregation)
 
 
 def _is_softmax(module: Any) -> bool:
@@ -378,10 +379,7 @@ def _softmax(module: Any, out: Lifted) -> Tensor | None:
 
 def _reduced(edges: Edges, out: Tensor, node_dim: int, reduce: str) -> Tensor:
     if isinstance(out, Lifted) and not out.is_changed:
-        if isinstance(out, Elementwise):
-            found = out.reduced(reduce)
-        else:
-            found = reduce_lifted(out, reduce)
+        found = out.reduced(reduce)
         if found is not None:
             return found
     values = rows(out)
