@@ -291,7 +291,9 @@ def _stacked(trees: list[Any]) -> Node | Leaf | None:
         return Leaf(torch.stack([each.tensor for each in trees], at), first.end)
     if any((each.code, each.number) != (first.code, first.number) for each in trees):
         return None
-    parts = [_stacked([*part]) for part in zip(*(each.parts for each in trees), strict=True)]
+    parts: list[Any] = [
+        _stacked([*part]) for part in zip(*(each.parts for each in trees), strict=True)
+    ]
     return None if None in parts else Node(first.code, tuple(parts), first.number)
 
 
