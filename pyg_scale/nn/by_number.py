@@ -8,15 +8,15 @@ computes the steps on them in torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pyg_scale.nn.elementwise import CONSTANT, IN_TORCH, Elementwise, Leaf, Node, tree_of
-from pyg_scale.nn.lifted import EdgeIndices, Lifted, by_rule
+from pyg_scale.nn.elementwise import CONSTANT, IN_TORCH, Elementwise, Leaf, Node, at_place, tree_of
+from pyg_scale.nn.lifted import EdgeIndices, Lifted, by_rule, row_of_view
 from pyg_scale.nn.linear import apply_weight
 from pyg_scale.nn.shapes import broadcast
 from pyg_scale.ops import fused
@@ -46,10 +46,6 @@ def by_number(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if func is F.dropout and not kwargs.get("inplace"):
         is_off = kwargs.get("training") is False or kwargs.get("p") == 0
         return args[0] if is_off and _usable(args[0]) else None
-    if func in _VIEWS and isinstance(args[0], Elementwise) and not args[0].is_changed:
-        return (
-            _same(args[0], args[0]) if [*args[1:]] in ([args[0].shape], [*args[0].shape]) else None
-        )
     return None
 
 
@@ -171,11 +167,9 @@ def _numbered(x: Any, code: str, number: float) -> Any:
     return Lifted(x.edges, x.dim_of_edges, x.ends, x.weight) if x.is_product else None
 
 
-def _same(x: Elementwise, viewed: Lifted | None = None) -> Elementwise:
+def _same(x: Elementwise) -> Elementwise:
     """The same steps again."""
-    made = Elementwise.of(x.edges, x.shape[1:], x, x.tree, x.parts)
-    made.viewed = viewed
-    return made
+    return Elementwise.of(x.edges, x.shape[1:], x, x.tree, x.parts)
 
 
 def _operand(rows: Lifted, value: Any) -> Node | Leaf | None:
@@ -228,41 +222,105 @@ def _select(rows: Any, key: Any) -> Any:
     if not -rows.size(1) <= key[1] < rows.size(1):
         return None
     place = key[1] % rows.size(1)
-    made = _selected(rows, place)
-    if isinstance(made, Lifted):
-        made.viewed, made.column = rows, place
+    made: Any = at_place(rows, place)
+    made.viewed, made.column = rows, place
     return made
 
 
-def _selected(rows: Any, place: int) -> Any:
-    """One place in the second dimension of rows, or of a tensor with a row per edge."""
-    if not isinstance(rows, Lifted):
-        return rows[:, place]
-    dims = rows.dim()
-    if not isinstance(rows, Elementwise):
-        factors = (
-            None if x is None else _factor(x, dims, place) for x in (*rows.ends, rows.weight)
-        )
-        *ends, weight = factors
-        return Lifted(rows.edges, 0, ends, weight)
-    row = rows.shape[2:]
-    if rows.parts is not None:
-        parts = [_selected(part, place) for part in rows.parts]
-        return Elementwise.of(rows.edges, row, rows, None, parts)
-    return Elementwise.of(rows.edges, row, rows, _in_tree(rows.tree, dims, place))
+def _view(x: Any, *shape: Any) -> Any:
+    if not isinstance(x, Elementwise) or not _usable(x) or x.is_narrow:
+        return None
+    row = row_of_view(x, shape)
+    if row is None:
+        return None
+    made = _same(x) if row == x.shape[1:] else _reshaped(x, row)
+    if made is not None:
+        made.viewed = x
+    return made
 
 
-def _in_tree(tree: Node | Leaf, dims: int, place: int) -> Node | Leaf:
+def _unsqueeze(x: Any, dim: int) -> Any:
+    if not isinstance(x, Elementwise) or not _usable(x) or x.is_narrow:
+        return None
+    at = dim + x.dim() + 1 if dim < 0 else dim
+    if not 0 < at <= x.dim():
+        return None
+    made = _reshaped(x, (*x.shape[1:at], 1, *x.shape[at:]))
+    if made is not None:
+        made.viewed = x
+    return made
+
+
+def _reshaped(x: Elementwise, row: tuple[int, ...]) -> Elementwise | None:
+    """Rows of another shape; ``None`` if an input has a part of a row only."""
+    if x.parts is not None:
+        return None
+    tree = _of_shape(x.tree, x.shape[1:], row)
+    return None if tree is None else Elementwise.of(x.edges, row, x, tree)
+
+
+def _of_shape(tree: Node | Leaf, before: Sequence[int], row: Sequence[int]) -> Node | Leaf | None:
+    if isinstance(tree, Node):
+        parts = [_of_shape(part, before, row) for part in tree.parts]
+        found = tuple(part for part in parts if part is not None)
+        return Node(tree.code, found, tree.number) if len(found) == len(parts) else None
+    tensor, end = tree
+    if end == CONSTANT:
+        return Leaf(tensor.expand(before).reshape(row) if tensor.numel() > 1 else tensor, end)
+    size = tensor.numel() // max(tensor.size(0), 1)
+    if tensor.shape[1:] == before:
+        return Leaf(tensor.reshape(-1, *row), end)
+    return Leaf(tensor.reshape(-1, *[1] * len(row)), end) if size == 1 else None
+
+
+def _sum(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    """The sum over channels of rows that are sums of inputs: one of each input, where it is."""
+    dim = dim[0] if isinstance(dim, (tuple, list)) and len(dim) == 1 else dim
+    if not isinstance(x, Elementwise) or not _usable(x) or x.parts is not None or dtype is not None:
+        return None
+    if dim not in (-1, x.dim() - 1) or x.dim() < (2 if keepdim else 3):
+        return None
+    row = x.shape[1:]
+    tree = _summed(x.tree, row, torch.ones(row, dtype=x.dtype, device=x.device), x.edges.of_call)
+    if tree is None:
+        return None
+    made = Elementwise.of(x.edges, (*row[:-1], 1), x, tree)
+    return made if keepdim else _reshaped(made, tuple(row[:-1]))
+
+
+def _summed(tree: Node | Leaf, row: Sequence[int], factor: Tensor, most: int) -> Any:
+    """The sum over the last dimension of a tree times a factor that is the same for all edges.
+
+    Args:
+        tree: The steps.
+        row: The shape of a row.
+        factor: Of that shape.
+        most: The number of edges: of more nodes nothing is computed.
+    """
     if isinstance(tree, Leaf):
-        return Leaf(_factor(tree.tensor, dims, place), tree.end)
-    parts = tuple(_in_tree(part, dims, place) for part in tree.parts)
-    return Node(tree.code, parts, tree.number)
-
-
-def _factor(tensor: Tensor, dims: int, place: int) -> Tensor:
-    """That place of a factor of rows, which may have size 1 there, or fewer dimensions."""
-    at = 1 - dims + tensor.dim()
-    return tensor if at < 0 else tensor.select(at, 0 if tensor.size(at) == 1 else place)
+        tensor, end = tree
+        if end == CONSTANT:
+            return Leaf((tensor * factor).sum(-1, keepdim=True), end)
+        if tensor.shape[1:] != row or tensor.size(0) > most:
+            return None
+        matrices = tensor.reshape(tensor.size(0), -1, row[-1])
+        sums = torch.einsum("ehc,hc->eh", matrices, factor.reshape(-1, row[-1]))
+        return Leaf(sums.view(-1, *row[:-1], 1), end)
+    if tree.code == "mul":
+        first, second = tree.parts
+        if isinstance(first, Leaf) and first.end == CONSTANT:
+            first, second = second, first
+        if isinstance(second, Leaf) and second.end == CONSTANT:
+            return _summed(first, row, factor * second.tensor, most)
+        return None
+    if tree.code == "add_number":
+        inner = _summed(tree.parts[0], row, factor, most)
+        numbers = Leaf(tree.number * factor.sum(-1, keepdim=True), CONSTANT)
+        return None if inner is None else Node("add", (inner, numbers))
+    if tree.code not in ("add", "sub", "neg", "mul_number"):
+        return None
+    parts = [_summed(part, row, factor, most) for part in tree.parts]
+    return None if None in parts else Node(tree.code, tuple(parts), tree.number)
 
 
 def _stack(tensors: Any, dim: int = 0) -> Any:
@@ -360,8 +418,10 @@ _SHAPING: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((torch.cat, torch.concat), _cat),
     torch.stack: _stack,
     Tensor.__getitem__: _select,
+    **dict.fromkeys((torch.reshape, Tensor.reshape, Tensor.view), _view),
+    **dict.fromkeys((torch.unsqueeze, Tensor.unsqueeze), _unsqueeze),
+    **dict.fromkeys((torch.sum, Tensor.sum), _sum),
 }
-_VIEWS = {torch.reshape, Tensor.reshape, Tensor.view}
 _ONE: dict[Any, str] = {
     **{
         func: name

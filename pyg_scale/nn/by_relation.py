@@ -81,7 +81,8 @@ class Matrices(Lifted):
             cls, [edges.num_edges, *table.shape[1:]], dtype=table.dtype, device=table.device
         )
         made.edges, made.dim_of_edges, made.ends, made.weight = edges, 0, [None, None], None
-        made.row, made.viewed, made._value, made.table, made.types = None, None, None, table, types
+        made.row, made.viewed, made.summed, made._value = None, None, None, None
+        made.table, made.types = table, types
         return made
 
     @property

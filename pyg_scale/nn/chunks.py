@@ -281,7 +281,9 @@ class Messages:
                         ends[end] = features.index_select(0, sources)
                     else:
                         ends[end] = features[first:last]
-                    return Lifted(edges, 0, ends, None)
+                    made = Lifted(edges, 0, ends, None)
+                    edges.asked.widest = max(edges.asked.widest, made.numel())
+                    return made
                 leaf = leaves.get((end, id(features)))
                 if leaf is None:
                     if end == SOURCE:

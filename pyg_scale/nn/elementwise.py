@@ -74,7 +74,8 @@ class Elementwise(Lifted):
             cls, shape, dtype=like.dtype, device=like.device
         )
         made.edges, made.dim_of_edges, made.ends, made.weight = edges, 0, [None, None], None
-        made.row, made.viewed, made._value, made.tree, made.parts = None, None, None, tree, parts
+        made.row, made.viewed, made.summed, made._value = None, None, None, None
+        made.tree, made.parts = tree, parts
         made._sums = {}
         return made
 
@@ -82,6 +83,14 @@ class Elementwise(Lifted):
     def is_product(self) -> bool:
         """False."""
         return False
+
+    @property
+    def is_narrow(self) -> bool:
+        """True if there are few numbers beside those of features, such as one for each head.
+
+        They become a factor of these, so it is best to compute them once.
+        """
+        return 2 * self.numel() <= self.edges.asked.widest
 
     def computed(self) -> Tensor:
         """The rows, computed in torch, in memory of their own."""
@@ -103,7 +112,9 @@ class Elementwise(Lifted):
             how: See :class:`~pyg_scale.ops.edge_formula.Reduction`, or ``"mean"``.
             scale: The factor in the exponents of ``"softmax"``.
         """
-        if self.parts is not None or self.is_changed or not fused.usable(self.edges.graph.indices):
+        if self.parts is not None or self.is_changed or self.is_narrow:
+            return None
+        if not fused.usable(self.edges.graph.indices):
             return None
         graph, row = self.edges.graph, self.shape[1:]
         if how == "mean":
@@ -117,7 +128,11 @@ class Elementwise(Lifted):
         width = math.prod(row)
         made = _Inputs(self.edges, row)
         factor: float | int = scale if isinstance(scale, float) else made.constant(scale)
-        if not made.fits(self.tree) or width == 0 or not made.inputs or not graph.num_edges:
+        if width == 0 or not graph.num_edges:
+            return None
+        if not made.fits(self.tree):
+            return None if how == "softmax" else self._reduced_by_place(how)
+        if not made.inputs:
             return None
         formula = Formula(made.ends)
         slot = made.add_to(formula, self.tree, {})
@@ -129,6 +144,52 @@ class Elementwise(Lifted):
         if how != "softmax":  # which has a scale
             self._sums[how] = out  # an aggregation may ask for it again
         return out
+
+    def _reduced_by_place(self, how: str) -> Tensor | None:
+        """The same for each place in the second dimension, such as a head, by itself."""
+        if self.dim() < 3 or self.size(1) > _PLACES:
+            return None
+        outs = [self.at(place).reduced(how) for place in range(self.size(1))]
+        found = [out for out in outs if out is not None]
+        return torch.stack(found, 1) if len(found) == len(outs) else None
+
+    def at(self, place: int) -> Elementwise:
+        """The rows ``self[:, place]``."""
+        row = self.shape[2:]
+        if self.parts is None:
+            tree = _at_place(self.tree, self.dim(), place)
+            return Elementwise.of(self.edges, row, self, tree)
+        parts = [at_place(part, place) for part in self.parts]
+        return Elementwise.of(self.edges, row, self, None, parts)
+
+
+_PLACES = 8
+"""Number of places for which steps are computed one after another at most."""
+
+
+def at_place(rows: Lifted | Tensor, place: int) -> Lifted | Tensor:
+    """``rows[:, place]``, of a tensor with a row per edge or of rows that are not gathered."""
+    if isinstance(rows, Elementwise):
+        return rows.at(place)
+    if not isinstance(rows, Lifted):
+        return rows[:, place]
+    dims = rows.dim()
+    factors = (None if x is None else _factor(x, dims, place) for x in (*rows.ends, rows.weight))
+    *ends, weight = factors
+    return Lifted(rows.edges, 0, ends, weight)
+
+
+def _at_place(tree: Node | Leaf, dims: int, place: int) -> Node | Leaf:
+    if isinstance(tree, Leaf):
+        return Leaf(_factor(tree.tensor, dims, place), tree.end)
+    parts = tuple(_at_place(part, dims, place) for part in tree.parts)
+    return Node(tree.code, parts, tree.number)
+
+
+def _factor(tensor: Tensor, dims: int, place: int) -> Tensor:
+    """That place of a factor of rows, which may have size 1 there, or fewer dimensions."""
+    at = 1 - dims + tensor.dim()
+    return tensor if at < 0 else tensor.select(at, 0 if tensor.size(at) == 1 else place)
 
 
 class _Inputs:
@@ -194,8 +255,11 @@ def _leaves(tree: Any) -> list[Leaf]:
 def tree_of(edges: Edges, value: Any) -> Node | Leaf | None:
     """The steps behind an operand; ``None`` if it is not one of rows of these edges."""
     if isinstance(value, Elementwise):
-        same = value.edges is edges and value.parts is None and not value.is_changed
-        return value.tree if same else None
+        if value.edges is not edges or value.is_changed:
+            return None
+        if value.value is not None:  # computed once
+            return Leaf(value.value, EDGE)
+        return value.tree if value.parts is None else None
     if isinstance(value, Lifted):
         if value.edges is not edges or not value.is_product or value.dim_of_edges != 0:
             return None

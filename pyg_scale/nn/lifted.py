@@ -52,6 +52,7 @@ class Lifted(Tensor):
         row: The shape of each row at the end, if it is another view of the product; edges are then
             in the first dimension.
         viewed: The rows that these are a view of: gathered, both share their memory.
+        summed: A dimension of the product, if the rows are sums over it.
     """
 
     edges: Edges
@@ -60,6 +61,7 @@ class Lifted(Tensor):
     weight: Tensor | None
     row: tuple[int, ...] | None
     viewed: Lifted | None
+    summed: int | None
     column: int | None = None
     """The place in the second dimension that is viewed, if only one is."""
     _value: Tensor | None
@@ -74,18 +76,21 @@ class Lifted(Tensor):
         weight: Tensor | None,
         row: tuple[int, ...] | None = None,
         viewed: Lifted | None = None,
+        summed: int | None = None,
     ) -> Lifted:
         """See :class:`Lifted`."""
         features = next(end for end in ends if end is not None)
         if row is None:
             shape = product_shape(edges.num_edges, dim, ends, weight)
+            if summed is not None:
+                del shape[summed]
         else:
             shape = [edges.num_edges, *row]
         made: Lifted = Tensor._make_wrapper_subclass(
             cls, shape, dtype=features.dtype, device=features.device
         )
         made.edges, made.dim_of_edges, made.ends, made.weight = edges, dim, list(ends), weight
-        made.row, made.viewed, made._value = row, viewed, None
+        made.row, made.viewed, made.summed, made._value = row, viewed, summed, None
         return made
 
     def gathered(self) -> Tensor:
@@ -108,7 +113,8 @@ class Lifted(Tensor):
                 rows = gather(self.edges, features, self.dim_of_edges, end)
                 value = rows if value is None else value * rows
         assert value is not None
-        return value if self.weight is None else value * self.weight
+        value = value if self.weight is None else value * self.weight
+        return value if self.summed is None else value.sum(self.summed)
 
     def reduced(self, how: str) -> Tensor | None:
         """The rows reduced at their destinations by one fused op; ``None`` if it cannot.
@@ -119,7 +125,7 @@ class Lifted(Tensor):
         source, destination = self.ends
         if self.is_changed or source is None:
             return None
-        if destination is not None and how not in ("sum", "mean"):
+        if how not in ("sum", "mean") and (destination is not None or self.summed is not None):
             return None
         dim, weight, graph = self.dim_of_edges, self.weight, self.edges.graph
         shape = product_shape(self.edges.num_edges, dim, self.ends, weight)
@@ -140,6 +146,8 @@ class Lifted(Tensor):
         out = out.reshape(graph.num_dst, *row).movedim(0, dim)
         if destination is not None:
             out = out * destination
+        if self.summed is not None:
+            return out.sum(self.summed)
         return out if self.row is None else out.reshape(out.size(0), *self.row)
 
     def settle(self) -> None:
@@ -169,8 +177,8 @@ class Lifted(Tensor):
 
     @property
     def is_product(self) -> bool:
-        """True if the rows are the product, neither changed nor viewed in another shape."""
-        return self.row is None and not self.is_changed
+        """True if the rows are the product, neither changed, summed nor of another shape."""
+        return self.row is None and self.summed is None and not self.is_changed
 
     @classmethod
     def __torch_function__(
@@ -409,27 +417,35 @@ def _is_last(a: Any) -> bool:
 
 
 def _view(a: Any, *shape: Any) -> Any:
-    if (
-        not isinstance(a, Lifted)
-        or a.is_changed
-        or a.dim_of_edges != 0
-        or not any(end is not None for end in a.ends)
-    ):
+    if not isinstance(a, Lifted) or a.is_changed or a.summed is not None:
         return None
+    row = row_of_view(a, shape) if any(end is not None for end in a.ends) else None
+    if row is None:
+        return None
+    if features_of(a) is not None:
+        ends = [None if end is None else end.reshape(end.size(0), *row) for end in a.ends]
+        return Lifted(a.edges, 0, ends, None, viewed=a)
+    return Lifted(a.edges, 0, a.ends, a.weight, row, a)
+
+
+def row_of_view(a: Lifted, shape: tuple[Any, ...]) -> tuple[int, ...] | None:
+    """The shape of each row of a view of rows; ``None`` if edges are not in its first dimension.
+
+    Args:
+        a: The rows.
+        shape: The arguments of ``view``.
+    """
     sizes = list(shape[0]) if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else [*shape]
     row, size = a.numel() // max(a.edges.num_edges, 1), a.edges.num_edges
-    if not size or not all(isinstance(each, int) for each in sizes) or sizes[0] not in (-1, size):
+    if not size or not sizes or a.dim_of_edges != 0:
+        return None
+    if not all(isinstance(each, int) for each in sizes) or sizes[0] not in (-1, size):
         return None
     rest = sizes[1:]
     if -1 in rest and sizes[0] != -1:
         known = -math.prod(rest)
         rest = [row // known if each == -1 and known > 0 else each for each in rest]
-    if math.prod(rest) != row or min(rest, default=1) < 1:
-        return None
-    if features_of(a) is not None:
-        ends = [None if end is None else end.reshape(end.size(0), *rest) for end in a.ends]
-        return Lifted(a.edges, 0, ends, None, viewed=a)
-    return Lifted(a.edges, 0, a.ends, a.weight, tuple(rest), a)
+    return None if math.prod(rest) != row or min(rest, default=1) < 1 else tuple(rest)
 
 
 def _unsqueeze(a: Any, dim: int) -> Any:
@@ -459,7 +475,7 @@ def _squeeze(a: Any, dim: Any) -> Any:
 
 
 def _sum(a: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
-    """The sum over channels of a product of both ends: no row is gathered for it."""
+    """The sum of a product over channels or over one of its other dimensions."""
     dim = dim[0] if isinstance(dim, (tuple, list)) and len(dim) == 1 else dim
     if not isinstance(a, Lifted) or not a.is_product or dtype is not None:
         return None
@@ -467,8 +483,10 @@ def _sum(a: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -
         return None
     source, destination = a.ends
     last = dim + a.dim() if dim < 0 else dim
-    if a.dim_of_edges != 0 or last != a.dim() - 1 or last == 0:
+    if a.dim_of_edges != 0 or not 0 < last < a.dim():
         return None
+    if last < a.dim() - 1:
+        return None if keepdim else Lifted(a.edges, 0, a.ends, a.weight, summed=last)
     if source is None or destination is None:
         return _by_node(torch.sum)(a, -1, keepdim)
     if a.weight is not None and a.weight.size(-1) != 1:

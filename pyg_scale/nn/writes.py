@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from pyg_scale.nn.elementwise import Elementwise
 from pyg_scale.nn.lifted import Lifted
+from pyg_scale.nn.linear import apply_weight
 from pyg_scale.ops.adjacency import recording
 
 _ALL, _FIRST = "all", "first"
@@ -77,6 +78,8 @@ class Writes(TorchFunctionMode):
         if how is not None or "out" in kwargs:
             for tensor in _written(how, args, kwargs):
                 self._prepare(tensor)
+        if func is F.linear and not kwargs:
+            func = apply_weight  # its own product, which is torch's under a mode such as this one
         out = func(*args, **kwargs)
         if isinstance(out, Lifted):
             self._lazy.append(weakref.ref(out))

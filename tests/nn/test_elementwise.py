@@ -173,8 +173,8 @@ def test_functions_of_the_user(name, flow, x, edge_index):
 ROWS = {
     "a norm": lambda i, j, e: F.layer_norm(i + e, (8,)) * j,
     "two maps": lambda i, j, e: F.linear(F.relu(i + j), torch.eye(8).double()) + e,
-    "a sum": lambda i, j, e: (i + e).sum(-1, keepdim=True) * j,
-    "a view": lambda i, j, e: (i + e).view(-1, 2, 4).flip(1).reshape(-1, 8) * j,
+    "a sum": lambda i, j, e: (i * e).sum(-1, keepdim=True) * j,
+    "a flip": lambda i, j, e: (i + e).view(-1, 2, 4).flip(1).reshape(-1, 8) * j,
     "an index": lambda i, j, e: (i + e)[:, 2:3] * j,
     "in place of another": lambda i, j, e: (lambda m: (m.mul_(2), m + j)[1])(i + e),
     "cat": lambda i, j, e: torch.cat([i + e, j], -1)[:, ::2],
@@ -231,6 +231,35 @@ def test_a_sum_is_computed_once(x, edge_index, monkeypatch):
     assert sorted(found) == ["max", "sum", "sum"]  # of messages and of their squares
 
 
+HEADS = {
+    "a view": lambda i, j, e: (i + e).view(-1, 2, 4) * j.view(-1, 2, 4),
+    "a view of its size": lambda i, j, e: (i + e).view(e.size(0), 4, -1).relu().view(-1, 8),
+    "a constant": lambda i, j, e: (i + e + torch.arange(8.0)).view(-1, 4, 2).tanh(),
+    "one number": lambda i, j, e: (i * e[:, :1] + 1).view(-1, 2, 4) - j.reshape(-1, 2, 4),
+    "a sum": lambda i, j, e: (i - e).view(-1, 2, 4).sum(-1, keepdim=True) * j.view(-1, 2, 4),
+    "sums with weights": lambda i, j, e: (
+        (
+            ((2 * i + e - j).view(-1, 2, 4) * torch.arange(8.0).view(1, 2, 4) + 1).sum(dim=-1)
+        ).unsqueeze(-1)
+        * (i + e).view(-1, 2, 4)
+    ),
+    "heads of the same rows": lambda i, j, e: (i + j + e).unsqueeze(1) * e[:, :3].unsqueeze(-1),
+    "summed heads": lambda i, j, e: (j.view(-1, 2, 4) * e[:, :2].unsqueeze(-1)).sum(dim=1),
+    "summed heads of both": lambda i, j, e: (
+        j.view(-1, 2, 2, 2) * i.view(-1, 2, 2, 2) * e[:, :2].view(-1, 2, 1, 1)
+    ).sum(1),
+}
+
+
+@pytest.mark.parametrize("aggr", ["mean", "max"])
+@pytest.mark.parametrize("name", HEADS)
+def test_heads_of_rows(name, aggr, x, edge_index):
+    function = HEADS[name]
+    layer = Message(lambda i, j, e: in_doubles(function, i, j, e), aggr, node_dim=0)
+    given = x, edge_index, of_edges(edge_index, 8)
+    assert not fallbacks(compared(layer, given))
+
+
 class Towers(Message):
     """Features of two towers of four channels."""
 
@@ -244,8 +273,12 @@ class Towers(Message):
 TOWERS = {
     "steps": lambda i, j, e: torch.stack([(i * j + 1)[:, k].relu() + e for k in (0, -1)], 1),
     "products": lambda i, j, e: torch.stack([(i * j)[:, k] * e for k in (1, 0)], dim=1),
-    "constants": lambda i, j, e: (i + j + torch.arange(8.0).view(2, 4)).exp()[:, 1] * e,
-    "a constant of one": lambda i, j, e: (i + j + torch.arange(4.0)).tanh()[:, 1] * e,
+    "constants": lambda i, j, e: torch.stack(
+        [(i + j + torch.arange(8.0).view(2, 4)).exp()[:, k] * e for k in (0, 1)], 1
+    ),
+    "a constant of one": lambda i, j, e: torch.stack(
+        [(i + j + torch.arange(4.0)).tanh()[:, k] * e for k in (0, 1)], 1
+    ),
     "maps": lambda i, j, e: torch.stack(
         [F.linear(torch.cat([i, j], -1)[:, k], torch.arange(24.0).view(3, 8)) for k in (0, 1)], 1
     ),

@@ -44,10 +44,7 @@ def test_every_name_is_known():
     assert not set(LAYERS) & set(OTHERS)
 
 
-ROWS = {
-    "DNAConv", "GMMConv", "NNConv", "EdgeConv", "FeaStConv", "PointTransformerConv", "GeneralConv",
-    "HEATConv",
-}  # fmt: skip
+ROWS = {"DNAConv", "NNConv", "EdgeConv", "PointTransformerConv"}
 """The layers with functions of whole rows in their messages: each edge needs one."""
 
 

@@ -28,6 +28,7 @@ from pyg_scale.nn.by_number import by_number, stepwise
 from pyg_scale.nn.by_relation import EdgeTypes, by_relation
 from pyg_scale.nn.chunks import ELEMENTS, LEAST, Messages
 from pyg_scale.nn.conv.base import FusedConv, Made, generated, observed, untouched
+from pyg_scale.nn.conv.supergat import SuperGATForward, has_its_loss
 from pyg_scale.nn.edges import DESTINATION, Asked, Edges, sum_edges
 from pyg_scale.nn.fallback import RECORDED, SMALL, NotFused, record
 from pyg_scale.nn.gathered import Steps, propagate_gathered, steps_of
@@ -192,7 +193,8 @@ def traced(cls: type[MessagePassing]) -> type[TracedConv]:
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
     }
-    return type(cls.__name__, (TracedConv, cls), body)
+    bases = (SuperGATForward, TracedConv, cls) if has_its_loss(cls) else (TracedConv, cls)
+    return type(cls.__name__, bases, body)
 
 
 def _rows(self: Any, x_j: Tensor) -> Tensor:
