@@ -245,6 +245,8 @@ template <typename A>
 struct Input {
   Rows<A> rows;
   End end;
+  int64_t ahead;  // how many edges before it is needed a row is asked for
+  bool far;       // rows together are more than a cache holds
 };
 
 template <typename A>
@@ -319,14 +321,14 @@ struct Machine {
     for (size_t k = 0; k < f.inputs.size(); ++k) {
       const Input<A>& input = f.inputs[k];
       if (input.end == kOwn) continue;
-      const int64_t ahead = input.rows.ahead();
+      const bool of_edge = input.end == kEdge, in_place = f.is_read_in_place(k);
       for (int64_t e = begin; e < end; ++e) {
-        const bool of_edge = input.end == kEdge;
-        if (e + ahead < limit) {
-          input.rows.prefetch(of_edge ? f.edges.id(e + ahead) : f.edges.indices[e + ahead]);
+        if (const int64_t coming = e + input.ahead; coming < limit) {
+          prefetch_row(input.rows[of_edge ? f.edges.id(coming) : f.edges.indices[coming]],
+                       input.rows.bytes(), input.far);
         }
         const A* from = input.rows[of_edge ? f.edges.id(e) : f.edges.indices[e]];
-        if (f.is_read_in_place(k)) {
+        if (in_place) {
           at[k] = from;
         } else {
           fill(k, e - begin, from);
@@ -468,7 +470,9 @@ Tensors run(const CsrEdges& edges, const Request& request, ScalarType dtype) {
   formula.block = padded >= kWide ? 1 : std::max<int64_t>(kBlockNumbers / padded, 1);
   int64_t num_src = std::numeric_limits<int64_t>::max();
   for (size_t k = 0; k < inputs.size(); ++k) {
-    formula.inputs.push_back({rows_of<A>(inputs[k]), static_cast<End>(ends[k])});
+    const Rows<A> rows = rows_of<A>(inputs[k]);
+    formula.inputs.push_back(
+        {rows, static_cast<End>(ends[k]), rows.ahead(), lie_in_memory(rows.count, rows.bytes())});
     if (ends[k] == kNeighbor) num_src = std::min(num_src, inputs[k].size(0));
   }
   formula.code =

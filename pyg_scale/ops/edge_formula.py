@@ -22,6 +22,7 @@ from torch import Tensor
 
 from pyg_scale.ops import cuda_modules, fused, library
 from pyg_scale.ops.adjacency import Adjacency, rows_of
+from pyg_scale.ops.aggregate import aggregate
 from pyg_scale.ops.aggregate_rules import differentiable
 from pyg_scale.ops.edge_formula_source import (
     EDGE,
@@ -523,6 +524,16 @@ def _gradients(
         made = run_formula(graph, formula, given, width, [found[k] for k in here], "sum", columns)
         for k, each in zip(here + edges, made, strict=True):
             outs[k] = _narrowed(each, inputs[k].size(1))
+    # Of x_j + edge_attr both terms have the same gradient: it is there for every edge already.
+    known = {found[k]: outs[k] for k in edges if inputs[k].size(1) == width}
+    shared = [k for k in there if found[k] in known]
+    if shared:
+        by_source = _edges_by_source(graph)
+        for k in shared:
+            of_edges = known[found[k]]
+            assert of_edges is not None
+            outs[k] = _narrowed(aggregate(by_source, of_edges), inputs[k].size(1))
+        there = [k for k in there if k not in shared]
     if there:
         made = run_formula(*_turned(graph, formula), given, width, [found[k] for k in there])
         for k, each in zip(there, made, strict=True):
@@ -558,6 +569,14 @@ def _turned(graph: Adjacency, formula: Formula) -> tuple[Adjacency, Formula]:
     turned = Formula(swap[end] for end in formula.ends)
     turned.steps = formula.steps
     return there, turned
+
+
+def _edges_by_source(graph: Adjacency) -> Adjacency:
+    """The edges themselves, by id, at their sources."""
+    there, _ = _turned(graph, Formula(()))
+    edge_id = there.edge_id
+    assert edge_id is not None
+    return Adjacency.of_checked(there.indptr, edge_id, graph.num_edges)
 
 
 def _narrowed(grad: Tensor, columns: int) -> Tensor:

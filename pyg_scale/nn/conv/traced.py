@@ -245,11 +245,14 @@ _CROSSOVERS: dict[type, tuple[int, int]] = {
     pyg.FastRGCNConv: (30_000, 20_000),
     pyg.RGATConv: (52_000, 35_000),
     **dict.fromkeys((pyg.ARMAConv, pyg.EGConv), (200_000, 130_000)),
-    **dict.fromkeys((pyg.AGNNConv, pyg.CGConv, pyg.GENConv, pyg.GeneralConv, pyg.HEATConv), _SOON),
-    **dict.fromkeys((pyg.HGTConv, pyg.HypergraphConv, pyg.NNConv), _SOON),
+    pyg.GMMConv: (450_000, 300_000),
+    **dict.fromkeys((pyg.AGNNConv, pyg.GENConv, pyg.HEATConv, pyg.HGTConv), _SOON),
+    **dict.fromkeys((pyg.HypergraphConv, pyg.LEConv, pyg.NNConv), _SOON),
     **dict.fromkeys((pyg.PNAConv, pyg.SuperGATConv), _SOON),
-    **dict.fromkeys((pyg.DNAConv, pyg.GMMConv, pyg.PointTransformerConv), _CUT),
-    pyg.GINEConv: _CUT,  # as fast as PyG's from about there on, with a third of its memory
+    pyg.GINEConv: (2_000_000, 1_330_000),
+    pyg.GeneralConv: (3_000_000, 2_000_000),
+    pyg.CGConv: (5_000_000, 3_330_000),
+    **dict.fromkeys((pyg.DNAConv, pyg.PointTransformerConv), _CUT),
 }
 """The work from which on grouping edges pays in some layers of PyG: as measured for edges in any
 order, and two thirds of that, not measured, for those of a batch."""
