@@ -215,7 +215,9 @@ def _cat(tensors: Any, dim: int = 0) -> Any:
 
 def _select(rows: Any, key: Any) -> Any:
     """``rows[:, place]``."""
-    if not _usable(rows) or rows.dim() < 3 or rows.row is not None or type(key) is not tuple:
+    if not _usable(rows) or rows.dim() < 3 or type(key) is not tuple:
+        return None
+    if not isinstance(rows, Elementwise) and not rows.is_product:
         return None
     if len(key) != 2 or key[0] != slice(None) or type(key[1]) is not int:
         return None

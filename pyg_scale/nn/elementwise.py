@@ -90,7 +90,8 @@ class Elementwise(Lifted):
 
         They become a factor of these, so it is best to compute them once.
         """
-        return 2 * self.numel() <= self.edges.asked.widest
+        few = self.numel() <= _HEADS * self.edges.num_edges
+        return few and 2 * self.numel() <= self.edges.asked.widest
 
     def computed(self) -> Tensor:
         """The rows, computed in torch, in memory of their own."""
@@ -163,6 +164,8 @@ class Elementwise(Lifted):
         return Elementwise.of(self.edges, row, self, None, parts)
 
 
+_HEADS = 16
+"""Number of heads that there are at most."""
 _PLACES = 8
 """Number of places for which steps are computed one after another at most."""
 

@@ -251,6 +251,13 @@ HEADS = {
 }
 
 
+@pytest.mark.usefixtures("no_rows")
+def test_messages_narrower_than_features(x, edge_index):
+    wide = x.repeat(1, 5)
+    layer = pyg.EdgeConv(nn.Sequential(nn.Linear(80, 20), nn.ReLU()), aggr="mean")
+    assert not fallbacks(compared(layer, (wide, edge_index)))
+
+
 @pytest.mark.parametrize("aggr", ["mean", "max"])
 @pytest.mark.parametrize("name", HEADS)
 def test_heads_of_rows(name, aggr, x, edge_index):
@@ -305,6 +312,10 @@ OTHER_TOWERS = {
     "other steps": lambda i, j, e: torch.stack([i[:, 0] + e, j[:, 1] - e], 1),
     "another dimension": lambda i, j, e: torch.stack([i[:, 0] + e, j[:, 1] + e], 2).transpose(1, 2),
     "a range": lambda i, j, e: (i + j)[:, 0:2] * 2.0,
+    "of a sum": lambda i, j, e: (
+        (i.unsqueeze(1) * j.unsqueeze(1) * e[:, :1].view(-1, 1, 1, 1)).sum(1)[:, 0] + e
+    ),
+    "of a view": lambda i, j, e: (j * e[:, :1].view(-1, 1, 1)).view(-1, 4, 2)[:, 3],
     "written to": lambda i, j, e: (lambda m: (m[:, 0].mul_(2), m)[1])((i + j) * 1.5),
     "written to after": lambda i, j, e: (lambda m, part: (m.mul_(2), part * e)[1])(
         *(lambda m: (m, m[:, 1]))(i * j + 1)
