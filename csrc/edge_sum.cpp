@@ -71,33 +71,38 @@ void scales(const Edges<T>& edges, int64_t num_nodes, T* loop, T* scale) {
 }
 
 template <typename T>
-void add_edges(const Edges<T>& edges, const T* factor, const T* x, int64_t size, T* out) {
-  for (int64_t i = 0; i < edges.count; ++i) {
-    const int64_t e = i * edges.stride, from = edges.from[e];
-    T* row = out + edges.to[e] * size;
-    if (factor) {
-      add_scaled(row, x + from * size, factor[from] * edges.weight_of(i), size);
-    } else if (edges.weight) {
-      add_scaled(row, x + from * size, edges.weight_of(i), size);
-    } else {
-      add(row, x + from * size, size);
+struct AddEdges {
+  PYG_SCALE_INLINE void operator()(const Edges<T>* edges, const T* factor, const T* x, int64_t size,
+                                   T* out) const {
+    for (int64_t i = 0; i < edges->count; ++i) {
+      const int64_t e = i * edges->stride, from = edges->from[e];
+      T* row = out + edges->to[e] * size;
+      if (factor) {
+        add_scaled(row, x + from * size, factor[from] * edges->weight_of(i), size);
+      } else if (edges->weight) {
+        add_scaled(row, x + from * size, edges->weight_of(i), size);
+      } else {
+        add(row, x + from * size, size);
+      }
     }
   }
-}
+};
 
 template <typename T>
-void add_normalized(const Edges<T>& edges, const T* loop, const T* scale, const T* x, int64_t size,
-                    int64_t num_nodes, T* out) {
-  for (int64_t i = 0; i < edges.count; ++i) {
-    const int64_t e = i * edges.stride, from = edges.from[e], to = edges.to[e];
-    if (loop && from == to) continue;
-    add_scaled(out + to * size, x + from * size, scale[from] * scale[to] * edges.weight_of(i),
-               size);
+struct AddNormalized {
+  PYG_SCALE_INLINE void operator()(const Edges<T>* edges, const T* loop, const T* scale, const T* x,
+                                   int64_t size, int64_t num_nodes, T* out) const {
+    for (int64_t i = 0; i < edges->count; ++i) {
+      const int64_t e = i * edges->stride, from = edges->from[e], to = edges->to[e];
+      if (loop && from == to) continue;
+      add_scaled(out + to * size, x + from * size, scale[from] * scale[to] * edges->weight_of(i),
+                 size);
+    }
+    for (int64_t v = 0; loop && v < num_nodes; ++v) {
+      add_scaled(out + v * size, x + v * size, scale[v] * scale[v] * loop[v], size);
+    }
   }
-  for (int64_t v = 0; loop && v < num_nodes; ++v) {
-    add_scaled(out + v * size, x + v * size, scale[v] * scale[v] * loop[v], size);
-  }
-}
+};
 
 struct Rule {
   Norm norm;
@@ -113,7 +118,7 @@ void sum_edges(const Edges<T>& edges, const Rule& rule, const T* x, int64_t num_
   std::fill_n(out, num_dst * size, T{0});
   Buffer<T> held;
   if (norm == kSum) {
-    add_edges<T>(edges, nullptr, x, size, out);
+    dispatch(AddEdges<T>{}, &edges, static_cast<const T*>(nullptr), x, size, out);
   } else if (norm == kMean) {
     const int64_t receivers = transposed ? num_src : num_dst;
     held.reserve(receivers);
@@ -122,7 +127,8 @@ void sum_edges(const Edges<T>& edges, const Rule& rule, const T* x, int64_t num_
     if (transposed) {
       for (int64_t v = 0; v < receivers; ++v) count[v] = T{1} / count[v];
     }
-    add_edges<T>(edges, transposed ? count : nullptr, x, size, out);
+    const T* factor = transposed ? count : nullptr;
+    dispatch(AddEdges<T>{}, &edges, factor, x, size, out);
     for (int64_t v = 0; !transposed && v < num_dst; ++v) {
       for (int64_t c = 0; c < size; ++c) out[v * size + c] /= count[v];
     }
@@ -130,7 +136,8 @@ void sum_edges(const Edges<T>& edges, const Rule& rule, const T* x, int64_t num_
     held.reserve(2 * num_dst);
     T* loop = norm == kGcn ? held.data() + num_dst : nullptr;
     scales(edges, num_dst, loop, held.data());
-    add_normalized<T>(edges, loop, held.data(), x, size, num_dst, out);
+    const T *of_loops = loop, *scale = held.data();
+    dispatch(AddNormalized<T>{}, &edges, of_loops, scale, x, size, num_dst, out);
   }
   for (int64_t v = 0; own != T{0} && v < num_dst; ++v) {
     add_scaled(out + v * size, x + v * size, own, size);

@@ -10,6 +10,7 @@ import torch_geometric.nn as pyg
 
 from pyg_scale import nn
 from pyg_scale.nn import FusedConv, accelerate, attention, fallbacks, restore
+from pyg_scale.nn import small as small_calls
 from pyg_scale.nn.check import convs
 from pyg_scale.nn.conv import gat_conv, gatv2_conv, transformer_conv
 from pyg_scale.nn.conv import traced as conv_traced
@@ -53,6 +54,41 @@ def test_no_layer_leaves_a_small_graph_to_pyg(name, monkeypatch):
     layer.min_work = 0
     torch.testing.assert_close(layer(x, edge_index, *more), out, rtol=1e-4, atol=1e-5)
     assert not fallbacks(layer)
+
+
+BY_EDGE = {
+    "gcn": (lambda: pyg.GCNConv(16, 8), True),
+    "gcn, kept": (lambda: pyg.GCNConv(16, 8, cached=True), False),
+    "gin": (lambda: pyg.GINConv(torch.nn.Linear(16, 8)), True),
+    "gin, max": (lambda: pyg.GINConv(torch.nn.Linear(16, 8), aggr="max"), False),
+    "sum": (lambda: pyg.SimpleConv(), True),
+    "sum, several": (lambda: pyg.SimpleConv(aggr=["sum", "max"]), False),
+}
+
+
+@pytest.mark.parametrize("name", BY_EDGE)
+def test_sums_are_added_up_edge_by_edge_for_longer(name, monkeypatch):
+    """What is not covered is fused from the border on, not left to PyG."""
+    make, covered = BY_EDGE[name]
+    theirs, taken = make(), []
+    layer = copy.deepcopy(theirs)
+    accelerate(layer)
+    monkeypatch.setattr(type(layer), "crossover", (1, 1))
+    monkeypatch.setattr(type(layer), "by_edge", (10_000, 10_000))
+    plain = small_calls.edge_sum
+    monkeypatch.setattr(
+        small_calls, "edge_sum", lambda *given, **more: taken.append(1) or plain(*given, **more)
+    )
+    for size, by_edge in ((90, True), (5000, False)):
+        taken.clear()
+        edge_index = edges(size)
+        for each in (theirs, layer):
+            each.__dict__.pop("_cached_edge_index", None)
+            each._cached_edge_index = None
+        out = layer(features(), edge_index)
+        assert bool(taken) is (by_edge and covered)
+        assert not fallbacks(layer)
+        torch.testing.assert_close(out, theirs(features(), edge_index), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.usefixtures("without_small_path")

@@ -77,7 +77,9 @@ class FusedConv:
             (:meth:`message_channels`), less the channels that take as long as grouping the edges,
             by both ends or, in a batch, by one. It was measured for the layers that have one; for
             others it is 0, so all calls are fused.
-        min_work: A value that replaces both, of a class or an instance; 0 fuses every call.
+        by_edge: The same for calls that :attr:`fused_small` covers, if it is faster than grouped
+            edges from :attr:`crossover` on, too. On one thread, as it is.
+        min_work: A value that replaces all of these, of a class or an instance; 0 fuses every call.
             ``None``: the measured values.
         reads_lazy: True if :meth:`fused` takes sources of a pair that are
             :class:`~pyg_scale.ops.lazy_rows.LazyRows`; destinations, and a single set of nodes, are
@@ -91,6 +93,7 @@ class FusedConv:
     replaces = type(None)
     min_work = None
     crossover = 0, 0
+    by_edge = 0, 0
     reads_lazy = False
     fused_small = None
 
@@ -120,12 +123,16 @@ class FusedConv:
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """``forward``, by a fused path if it covers this call, else by PyG's."""
-        small = self._is_small(*args[:2])
-        compute: Any = self.fused_small if small else self.fused
+        small = self._is_small(self.crossover, *args[:2])
+        ways: list[Any] = [] if small else [self.fused]
+        lazily = self.reads_lazy and not small
+        if self.fused_small is not None and (small or self._is_small(self.by_edge, *args[:2])):
+            ways.insert(0, self.fused_small)
+            lazily = False
         if args and type(args[0]) in _MAYBE_LAZY:
-            args = (_read(args[0], self.reads_lazy and not small), *args[1:])
-        reason = SMALL if compute is None else unfusable(self)
-        if compute is not None and reason is None:
+            args = (_read(args[0], lazily), *args[1:])
+        reason = unfusable(self) if ways else SMALL
+        for compute in ways if reason is None else ():
             try:
                 return compute(*args, **kwargs)
             except NotFused as found:
@@ -141,14 +148,14 @@ class FusedConv:
         """
         return x.shape[-1]
 
-    def _is_small(self, x: Any, edge_index: Any) -> bool:
-        """Return True if the input is on the CPU and too small; False in a trace, whose sizes vary.
+    def _is_small(self, crossover: tuple[int, int], x: Any, edge_index: Any = None) -> bool:
+        """Return True if an input on the CPU has less work; False in a trace, whose sizes vary.
 
         It depends on sizes and on the origin of the edges, never on earlier calls: a resumed run
         takes the same paths as one that was not interrupted.
         """
         least = self.min_work
-        of_edges, of_batches = self.crossover if least is None else (least, least)
+        of_edges, of_batches = crossover if least is None else (least, least)
         if of_edges == 0 or torch.compiler.is_compiling():
             return False
         if isinstance(x, tuple):

@@ -18,6 +18,7 @@ class GINConv(FusedConv, torch_geometric.nn.GINConv):
 
     replaces = torch_geometric.nn.GINConv
     crossover = 350_000, 200_000
+    by_edge = 2_000_000, 2_000_000
     reads_lazy = True
     propagate_type = {"x": OptPairTensor}  # noqa: RUF012
     _forward_of_pyg = scriptable(torch_geometric.nn.GINConv)

@@ -18,7 +18,7 @@ class GraphConv(FusedConv, torch_geometric.nn.GraphConv):
     """
 
     replaces = torch_geometric.nn.GraphConv
-    crossover = 400_000, 250_000
+    crossover = 550_000, 150_000
     reads_lazy = True
     propagate_type = {"x": OptPairTensor, "edge_weight": OptTensor}  # noqa: RUF012
     _forward_of_pyg = scriptable(torch_geometric.nn.GraphConv)

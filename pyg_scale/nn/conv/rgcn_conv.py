@@ -33,6 +33,7 @@ class RGCNConv(FusedConv, torch_geometric.nn.RGCNConv):
 
     replaces = torch_geometric.nn.RGCNConv
     crossover = 250_000, 250_000
+    by_edge = 2_000_000, 2_000_000
     propagate_type = {"x": Tensor, "edge_type_ptr": OptTensor}  # noqa: RUF012
     _forward_of_pyg = scriptable(torch_geometric.nn.RGCNConv)
 

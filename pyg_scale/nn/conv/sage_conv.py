@@ -20,7 +20,7 @@ class SAGEConv(FusedConv, torch_geometric.nn.SAGEConv):
     """
 
     replaces = torch_geometric.nn.SAGEConv
-    crossover = 400_000, 300_000
+    crossover = 450_000, 150_000
     reads_lazy = True
     propagate_type = {"x": OptPairTensor}  # noqa: RUF012
     _forward_of_pyg = scriptable(torch_geometric.nn.SAGEConv)
@@ -67,7 +67,7 @@ class SAGEConv(FusedConv, torch_geometric.nn.SAGEConv):
             return None
 
         def run(src: Tensor, dst: Tensor, edge_index: Tensor) -> Tensor:
-            if self._is_small(src, edge_index) and observed(self) is None:
+            if self._is_small(self.crossover, src, edge_index) and observed(self) is None:
                 out: Tensor | None = compute(src, dst, edge_index)
                 if out is not None:
                     return out

@@ -66,7 +66,7 @@ class SuperGATForward:
     def _logits(self: Any, x: Tensor, pairs: Tensor) -> Tensor:
         """The logits of pairs of nodes, ``[num_pairs, heads]``."""
         try:
-            logits = _products(x, pairs, self._is_small(x, pairs))
+            logits = _products(x, pairs, self._is_small(self.crossover, x, pairs))
         except NotFused:
             logits = _products(x, pairs, True)
         return logits if self.attention_type == "MX" else logits / math.sqrt(self.out_channels)

@@ -76,18 +76,21 @@ class TracedConv(Made, FusedConv):
 
     def propagate(self, edge_index: Any, size: Size = None, **kwargs: Any) -> Any:
         """See PyG. ``[num_dst, ...]``."""
+        few = self._is_few(edge_index)
+        x = None if few else self._widest(kwargs)
+        small = few or self._is_small(self.crossover, x, edge_index)
         reason: str | None = SMALL
-        if self._is_few(edge_index) or self._is_small(self._widest(kwargs), edge_index):
+        if self.adds_rows and (small or self._is_small(self.by_edge, x, edge_index)):
+            try:
+                out = self._sum(edge_index, size, kwargs)
+                if out is not None:
+                    return out
+            except NotFused:
+                pass
+        if small:
             steps = self.steps
             if steps is None:
                 steps = type(self).steps = steps_of(self)
-            if self.adds_rows:
-                try:
-                    out = self._sum(edge_index, size, kwargs)
-                    if out is not None:
-                        return out
-                except NotFused:
-                    pass
             try:
                 return propagate_gathered(self, steps, edge_index, size, kwargs)
             except NotFused as found:
@@ -187,6 +190,7 @@ def traced(cls: type[MessagePassing]) -> type[TracedConv]:
         "adds_rows": form,
         "weight_name": weight_name,
         "crossover": _CROSSOVERS.get(cls, _OF_SUMS if form else TracedConv.crossover),
+        "by_edge": _BY_EDGE if form else TracedConv.by_edge,
         "steps": None,
         "edge_updater": cls.edge_updater,
         "__doc__": cls.__doc__,
@@ -209,7 +213,7 @@ def _rows_with_or_without_weights(self: Any, x_j: Tensor, edge_weight: Any) -> T
     return x_j if edge_weight is None else edge_weight.view(-1, 1) * x_j
 
 
-_OF_SUMS = 400_000, 250_000  # as GraphConv, whose messages are the same
+_OF_SUMS, _BY_EDGE = (400_000, 250_000), (2_000_000, 2_000_000)
 _PLAIN, _WEIGHTED, _EITHER = "rows", "weighted rows", "rows with or without weights"
 _MESSAGES = {_PLAIN: _rows, _WEIGHTED: _weighted_rows, _EITHER: _rows_with_or_without_weights}
 
