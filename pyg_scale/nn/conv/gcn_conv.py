@@ -26,7 +26,7 @@ class GCNConv(FusedConv, torch_geometric.nn.GCNConv):
 
     replaces = torch_geometric.nn.GCNConv
     crossover = 300_000, 160_000
-    by_edge = 1_000_000, 1_000_000
+    by_edge = 1_500_000, 1_500_000
     propagate_type = {"x": Tensor, "edge_weight": OptTensor}  # noqa: RUF012
     _forward_of_pyg = scriptable(torch_geometric.nn.GCNConv)
 
