@@ -52,8 +52,7 @@ class Edges:
         self.of_call = self.num_edges
         """The number of edges of the call, if these are some of them."""
         self.grad_mode = torch.is_grad_enabled()
-        self.call = self
-        """The edges of the call, if these are the same with other sources."""
+        self._of: Edges | None = None
         self.asked = Asked()
         self.other_rules: tuple[Callable[..., Any], ...] = ()
         """Rules of functions that do not keep features products, in the order they are tried."""
@@ -84,8 +83,13 @@ class Edges:
         """
         made = cls(edge_index, [graph.num_src, graph.num_dst], "source_to_target", call.node_dim)
         made._graph, made.other_rules, made.grad_mode = graph, call.other_rules, call.grad_mode
-        made.call, made.asked = call, call.asked
+        made._of, made.asked = call, call.asked
         return made
+
+    @property
+    def call(self) -> Edges:
+        """The edges of the call, if these are the same with other sources; else themselves."""
+        return self if self._of is None else self._of
 
     def end(self, row: int) -> int:
         """The end of edges, source or destination of messages, that a row of edges has."""

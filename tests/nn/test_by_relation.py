@@ -1,6 +1,7 @@
 """A matrix per edge that its relation chooses: results and gradients, and no matrix per edge."""
 
 import copy
+import gc
 
 import pytest
 import torch
@@ -9,7 +10,9 @@ from torch import nn
 from torch_geometric.nn.conv import MessagePassing
 
 from pyg_scale.nn import accelerate, by_relation, fallbacks
+from pyg_scale.nn.edges import Edges
 from pyg_scale.nn.graph import edges_of
+from pyg_scale.nn.lifted import Lifted
 from pyg_scale.nn.relations import group_pairs
 from pyg_scale.ops import adjacency
 from pyg_scale.testing import graphs
@@ -202,6 +205,20 @@ def test_new_relations_of_the_same_edges(x, edge_index, edge_type):
     for _ in range(3):
         torch.testing.assert_close(ours(x, edge_index, types), layer(x, edge_index, types))
         types.add_(1).remainder_(RELATIONS)
+
+
+def test_nothing_is_kept_after_the_call(x, edge_index, edge_type):
+    layer = OF_PYG["rgat"]().double()
+    accelerate(layer)
+    layer(x, edge_index, edge_type)
+    gc.collect()
+    gc.disable()
+    try:
+        layer(x, edge_index, edge_type).sum().backward()
+        kept = Edges, Lifted, by_relation.Matrices, by_relation.EdgeTypes
+        assert not [each for each in gc.get_objects() if type(each) in kept]
+    finally:
+        gc.enable()
 
 
 def test_second_derivatives(x, edge_index, edge_type):

@@ -11,6 +11,7 @@ from torch import nn
 from torch_geometric.nn import aggr as aggregations
 
 from pyg_scale.nn import accelerate, chunks, elementwise, fallbacks
+from pyg_scale.nn.edges import Edges
 from pyg_scale.nn.elementwise import Elementwise
 from pyg_scale.nn.lifted import Lifted
 from pyg_scale.ops import edge_formula
@@ -114,7 +115,7 @@ def test_rows_end_with_the_call(name, x, edge_index):
     more = (of_edges(edge_index, columns),) if columns > 0 else ()
     given = (x, x[:, :3], edge_index) if columns < 0 else (x, edge_index, *more)
     layer(*given)
-    kept = Lifted, Elementwise, elementwise._Inputs
+    kept = Edges, Lifted, Elementwise, elementwise._Inputs
     gc.collect()
     gc.disable()
     try:

@@ -367,6 +367,7 @@ def in_which_rank_0_is_killed() -> None:
 
     def steps() -> None:
         for _ in range(1000):  # rank 0 may answer until it is killed
+            model.optimizer.zero_grad()
             model.backward(loss_of(model, batch), 3)
             model.optimizer.step()
 

@@ -97,7 +97,7 @@ def test_every_layer_of_pyg(
         "GINEConv": "fused messages",
         "SAGEConv": "a layer of ours",
         "NNConv": "in chunks",
-        "FastRGCNConv": "rows of features gathered for bmm",
+        "FastRGCNConv": "fused messages",
     }
     printed = capsys.readouterr().out
     three = " +[0-9.]+ +[0-9.]+ +[0-9.]+x"

@@ -148,7 +148,7 @@ class FusedConv:
         """
         return x.shape[-1]
 
-    def _is_small(self, crossover: tuple[int, int], x: Any, edge_index: Any = None) -> bool:
+    def _is_small(self, crossover: tuple[int, int], x: Any, edge_index: Any) -> bool:
         """Return True if an input on the CPU has less work; False in a trace, whose sizes vary.
 
         It depends on sizes and on the origin of the edges, never on earlier calls: a resumed run
