@@ -168,6 +168,9 @@ ROWS = {
     "matrices changed in place": lambda i, j, w, t: torch.bmm(j.unsqueeze(1), w[t].mul_(2)).squeeze(
         1
     ),
+    "matrices changed in place before": lambda i, j, w, t: (
+        lambda m: (m.mul_(2), torch.bmm(j.unsqueeze(1), m))[1]
+    )(w[t]).squeeze(1),
     "types changed in place": lambda i, j, w, t: changed_types(j, w, t),
 }
 

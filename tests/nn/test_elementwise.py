@@ -157,6 +157,7 @@ STEPS = {
     "extremes": lambda i, j, e: torch.maximum(i + e, j) - torch.minimum(i, e),
     "of a node": lambda i, j, e: (torch.tanh(j) + 1) * (i.sigmoid() + e),
     "one number": lambda i, j, e: (j - i) * e[:, :1] + e[:, 1:2],
+    "a term of one number": lambda i, j, e: torch.relu(i + j + e[:, :1]),
     "a constant": lambda i, j, e: torch.relu(i + j + torch.arange(8.0).double()) * (i - e),
     "twice": lambda i, j, e: (lambda m: m * m + m)((i + e) * j),
     "dropout, off": lambda i, j, e: F.dropout(i + e, 0.5, training=False) * j,
@@ -318,6 +319,9 @@ OTHER_TOWERS = {
     ),
     "of a view": lambda i, j, e: (j * e[:, :1].view(-1, 1, 1)).view(-1, 4, 2)[:, 3],
     "written to": lambda i, j, e: (lambda m: (m[:, 0].mul_(2), m)[1])((i + j) * 1.5),
+    "written to before": lambda i, j, e: (lambda m, part: (m.mul_(2), j[:, 0] * part * e)[1])(
+        *(lambda m: (m, m[:, 1]))((i + j) * 1.5)
+    ),
     "written to after": lambda i, j, e: (lambda m, part: (m.mul_(2), part * e)[1])(
         *(lambda m: (m, m[:, 1]))(i * j + 1)
     ),

@@ -219,6 +219,36 @@ def test_linear_layers_of_an_accelerated_model_take_the_product(monkeypatch):
     assert len(called) == 4 + 4 + 3  # results, gradients of weights, and of what they map
 
 
+class Mapping(torch_geometric.nn.MessagePassing):
+    """A message with a map of the features of edges by a layer, and one by torch's function."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = torch.nn.Linear(6, 4)
+        self.weight = torch.nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x, edge_index, values):
+        return self.propagate(edge_index, x=x, values=values)
+
+    def message(self, x_j, values):
+        return F.linear(self.lin(values), self.weight) + x_j
+
+
+@needs_kernels
+@pytest.mark.usefixtures("pays")
+def test_maps_within_a_message_take_the_product(monkeypatch):
+    """Functions of torch are watched there: by the layer itself, and not by anybody else."""
+    rows, x, edge_index = [], torch.randn(50, 4), torch.randint(50, (2, 300))
+    mapped = linear.mm
+    monkeypatch.setattr(linear, "mm", lambda a, *b, **c: rows.append(len(a)) or mapped(a, *b, **c))
+    layer = Mapping()
+    values = torch.randn(300, 6)
+    expected = layer(x, edge_index, values)
+    accelerate(layer, min_work=0)
+    torch.testing.assert_close(layer(x, edge_index, values), expected, rtol=1e-4, atol=1e-4)
+    assert rows == [300, 300]
+
+
 @needs_kernels
 @pytest.mark.usefixtures("pays")
 @pytest.mark.parametrize("bias", [True, False])
