@@ -1,8 +1,10 @@
 """What the tests of layers share: two layers of the same state, and how far they are apart."""
 
+import copy
+
 import torch
 
-from pyg_scale.nn import fallbacks
+from pyg_scale.nn import accelerate, fallbacks
 
 
 def pair(conv, build, dtype=torch.float64, train=False):
@@ -58,6 +60,20 @@ def distance(ours, theirs, floor=0.0):
     assert ours.shape == theirs.shape
     ours, theirs = ours.detach().double(), theirs.detach().double()
     return float((ours - theirs).norm()) / max(float(theirs.norm()), floor, 1e-6)
+
+
+def compared(theirs, arguments, tolerance=1e-12):
+    """The accelerated copy of a layer of PyG, whose results and gradients are as near as that."""
+    theirs = theirs.double()
+    ours = copy.deepcopy(theirs)
+    accelerate(ours)
+    out, grads = run(theirs, arguments, {})
+    out_ours, grads_ours = run(ours, arguments, {})
+    assert distance(out_ours, out) < tolerance
+    floor = max(float(g.norm()) for g in grads if g is not None) / 10
+    for mine, right in zip(grads_ours, grads, strict=True):
+        assert distance(mine, right, floor) < tolerance
+    return ours
 
 
 def assert_equal(conv, build, arguments, kwargs=None, tolerance=1e-11, falls_back=False):

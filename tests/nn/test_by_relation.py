@@ -16,7 +16,7 @@ from pyg_scale.nn.lifted import Lifted
 from pyg_scale.nn.relations import group_pairs
 from pyg_scale.ops import adjacency
 from pyg_scale.testing import graphs
-from tests.nn.oracle import distance, run
+from tests.nn import oracle
 
 RELATIONS, CHANNELS = 5, 8
 
@@ -63,20 +63,11 @@ class Products(MessagePassing):
         return self.how(x_i, x_j, self.weight, edge_type)
 
 
-def compared(theirs, *arguments, tolerance=1e-12):
+def compared(theirs, *arguments):
     torch.manual_seed(0)
     for each in theirs.parameters():
         nn.init.normal_(each)  # RGATConv leaves some without numbers
-    theirs = theirs.double()
-    ours = copy.deepcopy(theirs)
-    accelerate(ours)
-    out, grads = run(theirs, arguments, {})
-    out_ours, grads_ours = run(ours, arguments, {})
-    assert distance(out_ours, out) < tolerance
-    floor = max(float(g.norm()) for g in grads if g is not None) / 10
-    for mine, right in zip(grads_ours, grads, strict=True):
-        assert distance(mine, right, floor) < tolerance
-    return ours
+    return oracle.compared(theirs, arguments)
 
 
 OF_PYG = {

@@ -16,7 +16,7 @@ from pyg_scale.nn.elementwise import Elementwise
 from pyg_scale.nn.lifted import Lifted
 from pyg_scale.ops import edge_formula
 from pyg_scale.testing import graphs
-from tests.nn.oracle import distance, run
+from tests.nn.oracle import compared, distance
 
 
 @pytest.fixture(scope="module")
@@ -44,20 +44,6 @@ def no_rows(monkeypatch):
 
     monkeypatch.setattr(elementwise, "gather", refuse)
     monkeypatch.setattr("pyg_scale.nn.lifted.gather", refuse)
-
-
-def compared(theirs, arguments, tolerance=1e-12):
-    torch.manual_seed(0)
-    theirs = theirs.double()
-    ours = copy.deepcopy(theirs)
-    accelerate(ours)
-    out, grads = run(theirs, arguments, {})
-    out_ours, grads_ours = run(ours, arguments, {})
-    assert distance(out_ours, out) < tolerance
-    floor = max(float(g.norm()) for g in grads if g is not None) / 10
-    for mine, right in zip(grads_ours, grads, strict=True):
-        assert distance(mine, right, floor) < tolerance
-    return ours
 
 
 def _pna(**options):
