@@ -21,6 +21,7 @@ from pyg_scale.nn.graph import derived
 from pyg_scale.nn.lifted import INDEX_SELECT, Lifted, by_rule, features_of
 from pyg_scale.nn.linear import apply_weight
 from pyg_scale.nn.relations import Pairs, group_pairs
+from pyg_scale.ops.adjacency import recording
 from pyg_scale.ops.lazy_rows import METADATA
 
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -126,6 +127,8 @@ def _choose(table: Any, types: Any) -> Any:
     if type(table) not in _PLAIN or not isinstance(types, EdgeTypes) or table.dim() < 3:
         return None
     if not table.is_floating_point() or table.device != types.device or not table.size(0):
+        return None
+    if recording():  # the number of pairs depends on the edges
         return None
     made = Matrices.of(table, types)
     return None if made.pairs(SOURCE) is None else made  # torch says what is wrong

@@ -201,6 +201,13 @@ def test_new_relations_of_the_same_edges(x, edge_index, edge_type):
         types.add_(1).remainder_(RELATIONS)
 
 
+def test_a_recorded_call_has_a_matrix_per_edge(x, edge_index, edge_type, monkeypatch):
+    """A CUDA graph has sizes of its own; the number of pairs would be read while it is captured."""
+    monkeypatch.setattr(by_relation, "recording", lambda: True)
+    monkeypatch.setattr(by_relation, "group_pairs", None)
+    compared(Products(OWN["bmm"]), x, edge_index, edge_type)
+
+
 def test_nothing_is_kept_after_the_call(x, edge_index, edge_type):
     layer = OF_PYG["rgat"]().double()
     accelerate(layer)
