@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from pyg_scale.nn.edges import SOURCE, Edges, aggregate_exactly
+from pyg_scale.nn.edges import SOURCE, Edges
 from pyg_scale.nn.graph import derived
 from pyg_scale.nn.lifted import INDEX_SELECT, Lifted, by_rule, features_of
 from pyg_scale.nn.linear import apply_weight
 from pyg_scale.nn.relations import Pairs, group_pairs
 from pyg_scale.ops.adjacency import recording
+from pyg_scale.ops.aggregate import aggregate_exactly
 from pyg_scale.ops.lazy_rows import METADATA
 
 _PLAIN = (Tensor, torch.nn.Parameter)

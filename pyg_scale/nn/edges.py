@@ -12,7 +12,7 @@ from torch import Tensor
 from pyg_scale.nn.fallback import NotFused
 from pyg_scale.nn.graph import derived, edges_of
 from pyg_scale.ops.adjacency import Adjacency, Transpose, rows_of
-from pyg_scale.ops.aggregate import FLOATS, aggregate, edge_dot, row_numel
+from pyg_scale.ops.aggregate import FLOATS, aggregate_exactly, edge_dot, row_numel
 
 SOURCE, DESTINATION = 0, 1
 """The two ends of an edge, of a message on its way."""
@@ -202,14 +202,6 @@ def dot_at_ends(graph: Adjacency, source: Tensor, destination: Tensor) -> Tensor
     with torch.autocast(source.device.type, enabled=False):
         rows = (x.reshape(x.size(0), heads.numel(), x.size(-1)) for x in (source, destination))
         return edge_dot(graph, *rows).view(graph.num_edges, *heads)
-
-
-def aggregate_exactly(graph: Adjacency, x: Tensor, weight: Tensor | None, reduce: str) -> Tensor:
-    """Aggregate in the type of ``x``, as PyG's scatter does under autocast too."""
-    if torch.is_autocast_enabled(x.device.type):
-        with torch.autocast(x.device.type, enabled=False):
-            return aggregate(graph, x, weight, reduce)
-    return aggregate(graph, x, weight, reduce)
 
 
 def _along(dim: int, x: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:

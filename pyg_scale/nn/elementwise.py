@@ -165,7 +165,7 @@ class Elementwise(Lifted):
 
 
 _HEADS = 16
-"""Number of heads that there are at most."""
+"""Numbers of an edge up to which they are taken to be one for each head."""
 _PLACES = 8
 """Number of places for which steps are computed one after another at most."""
 
@@ -190,7 +190,7 @@ def _at_place(tree: Node | Leaf, dims: int, place: int) -> Node | Leaf:
 
 
 def _factor(tensor: Tensor, dims: int, place: int) -> Tensor:
-    """That place of a factor of rows, which may have size 1 there, or fewer dimensions."""
+    """A factor of the rows ``[:, place]``; it may have size 1 there, or fewer dimensions."""
     at = 1 - dims + tensor.dim()
     return tensor if at < 0 else tensor.select(at, 0 if tensor.size(at) == 1 else place)
 

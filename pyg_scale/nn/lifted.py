@@ -25,7 +25,6 @@ from pyg_scale.nn.edges import (
     DESTINATION,
     SOURCE,
     Edges,
-    aggregate_exactly,
     dot_at_ends,
     gather,
 )
@@ -33,7 +32,7 @@ from pyg_scale.nn.fallback import NotFused
 from pyg_scale.nn.linear import apply_weight
 from pyg_scale.nn.shapes import aligned_with, leading, product_shape
 from pyg_scale.ops import fused
-from pyg_scale.ops.aggregate import FLOATS
+from pyg_scale.ops.aggregate import FLOATS, aggregate_exactly
 from pyg_scale.ops.lazy_rows import METADATA, LazyRows
 
 INDEX_SELECT = (torch._C._VariableFunctions.index_select, Tensor.index_select)

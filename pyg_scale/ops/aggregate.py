@@ -106,6 +106,14 @@ def aggregate(
     return out if x.dim() == 2 else out.view(out.size(0), *x.shape[1:])
 
 
+def aggregate_exactly(graph: Adjacency, x: Tensor, weight: Tensor | None, reduce: str) -> Tensor:
+    """:func:`aggregate` in the type of ``x``, as PyG's scatter, also under autocast."""
+    if torch.is_autocast_enabled(x.device.type):
+        with torch.autocast(x.device.type, enabled=False):
+            return aggregate(graph, x, weight, reduce)
+    return aggregate(graph, x, weight, reduce)
+
+
 def edge_dot(adjacency: Adjacency, x: Tensor, y: Tensor) -> Tensor:
     """The product of the rows at both ends of every edge, for each head.
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from pyg_scale.ops import cuda_modules, fused, library
 from pyg_scale.ops.adjacency import Adjacency, rows_of
-from pyg_scale.ops.aggregate import aggregate
+from pyg_scale.ops.aggregate import aggregate_exactly
 from pyg_scale.ops.aggregate_rules import differentiable
 from pyg_scale.ops.edge_formula_source import (
     EDGE,
@@ -532,7 +532,9 @@ def _gradients(
         for k in shared:
             of_edges = known[found[k]]
             assert of_edges is not None
-            outs[k] = _narrowed(aggregate(by_source, of_edges), inputs[k].size(1))
+            outs[k] = _narrowed(
+                aggregate_exactly(by_source, of_edges, None, "sum"), inputs[k].size(1)
+            )
         there = [k for k in there if k not in shared]
     if there:
         made = run_formula(*_turned(graph, formula), given, width, [found[k] for k in there])

@@ -1,8 +1,10 @@
 """What every test of layers gets."""
 
 import pytest
+import torch
 
 from pyg_scale.ops import dense_product, library
+from pyg_scale.testing import graphs
 
 
 @pytest.fixture(autouse=True)
@@ -22,3 +24,16 @@ def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(dense_product, "pays", lambda: compiled)
     monkeypatch.setattr(dense_product, "_MIN_MACS", 1)
     return compiled
+
+
+@pytest.fixture(scope="module")
+def edge_index() -> torch.Tensor:
+    """Edges of 100 nodes: with a hub, self-loops, parallel edges and isolated nodes."""
+    return graphs.hostile().edge_index
+
+
+@pytest.fixture(scope="module")
+def x() -> torch.Tensor:
+    """Features ``[100, 8]``, ``float64``."""
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(100, 8, generator=generator, dtype=torch.float64)

@@ -15,21 +15,9 @@ from pyg_scale.nn.graph import edges_of
 from pyg_scale.nn.lifted import Lifted
 from pyg_scale.nn.relations import group_pairs
 from pyg_scale.ops import adjacency
-from pyg_scale.testing import graphs
 from tests.nn import oracle
 
 RELATIONS, CHANNELS = 5, 8
-
-
-@pytest.fixture(scope="module")
-def edge_index():
-    return graphs.hostile().edge_index
-
-
-@pytest.fixture(scope="module")
-def x():
-    generator = torch.Generator().manual_seed(1)
-    return torch.randn(100, CHANNELS, generator=generator, dtype=torch.float64)
 
 
 @pytest.fixture(scope="module")

@@ -15,19 +15,7 @@ from pyg_scale.nn.edges import Edges
 from pyg_scale.nn.elementwise import Elementwise
 from pyg_scale.nn.lifted import Lifted
 from pyg_scale.ops import edge_formula
-from pyg_scale.testing import graphs
 from tests.nn.oracle import compared, distance
-
-
-@pytest.fixture(scope="module")
-def edge_index():
-    return graphs.hostile().edge_index
-
-
-@pytest.fixture
-def x():
-    generator = torch.Generator().manual_seed(1)
-    return torch.randn(100, 8, generator=generator, dtype=torch.float64)
 
 
 def of_edges(edge_index, *columns):
@@ -198,9 +186,10 @@ def test_other_aggregations_gather_rows(aggr, x, edge_index):
     assert list(fallbacks(ours)[""]) == ["rows of features gathered for aggregation"]
 
 
+@pytest.mark.parametrize("kind", [aggregations.VarAggregation, aggregations.StdAggregation])
 @pytest.mark.parametrize("several", [False, True])
-def test_a_variance_without_its_gradient_gathers_rows(several, x, edge_index):
-    made = aggregations.VarAggregation(semi_grad=True)
+def test_a_variance_without_its_gradient_gathers_rows(kind, several, x, edge_index):
+    made = kind(semi_grad=True)
     given = x, edge_index, of_edges(edge_index, 8)
     ours = compared(Message(_difference, ["sum", made] if several else made), given, 1e-9)
     assert list(fallbacks(ours)[""]) == ["rows of features gathered for aggregation"]
@@ -346,6 +335,21 @@ def test_float32_and_autocast(x, edge_index):
             )
             assert out.dtype == right.dtype
             torch.testing.assert_close(out, right, rtol=0.05, atol=0.05)
+
+
+def test_a_backward_pass_under_autocast(x, edge_index):
+    """Gradients are added up in their own type, as PyG's scatters."""
+    layer, e = Message(_difference), of_edges(edge_index, 8)
+    found = []
+    for _ in range(2):
+        leaf, values = x.float().requires_grad_(), e.float().requires_grad_()
+        out = layer(leaf, edge_index, values).sin().sum()
+        with torch.autocast("cpu", torch.bfloat16):
+            out.backward()
+        found.append([leaf.grad, values.grad])
+        accelerate(layer)
+    for mine, right in zip(*found, strict=True):
+        assert distance(mine, right) < 1e-5
 
 
 def test_second_derivatives(x, edge_index):

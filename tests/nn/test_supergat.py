@@ -9,19 +9,7 @@ from torch_geometric import seed_everything
 
 from pyg_scale.nn import FusedConv, accelerate, fallbacks
 from pyg_scale.nn.conv import supergat
-from pyg_scale.testing import graphs
 from tests.nn.oracle import distance
-
-
-@pytest.fixture(scope="module")
-def edge_index():
-    return graphs.hostile().edge_index
-
-
-@pytest.fixture(scope="module")
-def x():
-    generator = torch.Generator().manual_seed(1)
-    return torch.randn(100, 8, generator=generator, dtype=torch.float64)
 
 
 def trained(layer, x, *given, seed=3):

@@ -77,8 +77,8 @@ class FusedConv:
             (:meth:`message_channels`), less the channels that take as long as grouping the edges,
             by both ends or, in a batch, by one. It was measured for the layers that have one; for
             others it is 0, so all calls are fused.
-        by_edge: The same for calls that :attr:`fused_small` covers, if it is faster than grouped
-            edges from :attr:`crossover` on, too. On one thread, as it is.
+        by_edge: The work up to which :attr:`fused_small` computes what it covers, in the same two
+            cases, if it is faster than grouped edges beyond :attr:`crossover`.
         min_work: A value that replaces all of these, of a class or an instance; 0 fuses every call.
             ``None``: the measured values.
         reads_lazy: True if :meth:`fused` takes sources of a pair that are

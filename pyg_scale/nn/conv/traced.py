@@ -361,13 +361,15 @@ def _aggregate(layer: Any, edges: Edges, out: Tensor, given: dict[str, Any]) -> 
 def _needs_no_rows(module: Any) -> bool:
     """Return True for an aggregation of PyG's that runs on messages which are not gathered."""
     kind = type(module)
-    if not untouched(module, kind) or getattr(module, "semi_grad", False):
+    if not untouched(module, kind):
         return False
     if kind is aggr.DegreeScalerAggregation:
         return _needs_no_rows(module.aggr)
     if kind is aggr.MultiAggregation:
         return all(map(_needs_no_rows, module.aggrs))
-    return kind in REDUCTIONS or kind in (aggr.VarAggregation, aggr.StdAggregation)
+    if kind is aggr.StdAggregation:
+        return _needs_no_rows(module.var_aggr)
+    return kind in REDUCTIONS or (kind is aggr.VarAggregation and not module.semi_grad)
 
 
 def _is_softmax(module: Any) -> bool:
