@@ -9,7 +9,9 @@ generated of every formula (:mod:`pyg_scale.ops.edge_formula_source`), and NVRTC
 
 A gradient is a formula too. :func:`reduce_formula` derives it instruction by instruction, and runs
 it twice: by destination, for inputs of destinations and of edges, and by source, for those of
-sources. Nothing is scattered, so all bits are the same for any number of threads.
+sources. If a source's gradient along an edge is that of the edge itself, as in ``x_j + edge_attr``,
+the second run is a sum of the gradients that the first kept. Nothing is scattered, so all bits are
+the same for any number of threads.
 """
 
 from __future__ import annotations

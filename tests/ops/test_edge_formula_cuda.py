@@ -349,7 +349,17 @@ def test_nvcc_keeps_them_in_registers_with_rows_under_way(name, monkeypatch, tmp
         cuda_modules, "keep_source", lambda *given: (texts.update([given]), keep(*given))
     )
     edges, reduction = graph(), Reduction(f, slot, "sum", 128)
-    grown(lambda given: reduce_formula(edges, reduction, given), inputs)
+    run = lambda given: reduce_formula(edges, reduction, given)  # noqa: E731
+    grown(run, inputs)
+
+    def of_sources(given):
+        rows = iter(given)
+        return run(
+            [next(rows) if end == NEIGHBOR else x for x, end in zip(inputs, f.ends, strict=True)]
+        )
+
+    # Where edges want a gradient too, that of the sources may be a sum of theirs.
+    grown(of_sources, [x for x, end in zip(inputs, f.ends, strict=True) if end == NEIGHBOR])
     assert len(texts) == 3  # forward, by destination, by source
     for file, text in texts.items():
         source, module = tmp_path / f"{file}.cu", tmp_path / f"{file}.cubin"
