@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from pyg_scale.nn.lifted import INDEX_SELECT, EdgeIndices, Lifted
+from pyg_scale.nn.writes import memory_of
 
 ROW, NODE, CONSTANT, NEW = "row", "node", "constant", "new"
 
@@ -52,7 +53,7 @@ class Watch(TorchFunctionMode):
         self._drawn = torch.get_rng_state()
         for tensor in rows:
             self._mark(tensor, ROW)
-        self._given = {id(tensor) for tensor in rows if not isinstance(tensor, Lifted)}
+        self._given = [*rows]
 
     def kind(self, tensor: Any) -> str | None:
         """``ROW``, ``NODE`` (of destinations), ``CONSTANT``, ``NEW``, or ``None`` if not known."""
@@ -133,7 +134,7 @@ class Watch(TorchFunctionMode):
         if len(kinds) > 1:
             raise NotByRow(_name(func))
         if func in _EACH_ELEMENT or func in _DRAWING:
-            if kwargs.get("inplace") and id(args[0]) in self._given:
+            if kwargs.get("inplace") and self._is_given(args[0]):
                 raise NotByRow(_name(func))
             most = max(each.dim() for each in tensors)
             for each in tensors:
@@ -146,6 +147,14 @@ class Watch(TorchFunctionMode):
         elif not _is_by_row(self, func, args, kwargs):
             raise NotByRow(_name(func))
         return ROW if ROW in kinds else NODE
+
+    def _is_given(self, tensor: Tensor) -> bool:
+        """Return True if a tensor is an argument, or shares memory with one."""
+        if isinstance(tensor, Lifted):
+            return any(tensor.whole() is each for each in self._given)
+        plain = (each.value if isinstance(each, Lifted) else each for each in self._given)
+        memory = memory_of(tensor)
+        return any(memory_of(each) == memory for each in plain if each is not None)
 
     def _kind_by_index(self, func: Any, args: Any, kwargs: Any) -> str:
         """The kind of the result of a function of the destinations' index."""

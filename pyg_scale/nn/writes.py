@@ -108,9 +108,9 @@ class Writes(TorchFunctionMode):
                     rows.settle()
             tensor.settle()
             tensor = tensor.gathered()
-        memory = _memory(tensor)
+        memory = memory_of(tensor)
         for rows in self._living():
-            if not rows.is_changed and any(_memory(each) == memory for each in _all_of(rows)):
+            if not rows.is_changed and any(memory_of(each) == memory for each in _all_of(rows)):
                 rows.settle()
         if memory in self._known:
             self._before.append((tensor, tensor.grad_fn, tensor.detach().clone()))
@@ -120,7 +120,7 @@ class Writes(TorchFunctionMode):
         """The memory of tensors that there were before, looked up at the first write."""
         state = [*self._layer.parameters(), *self._layer.buffers()]
         return {
-            _memory(each)
+            memory_of(each)
             for each in (*state, *tree_leaves(self._arguments))
             if isinstance(each, Tensor)
         }
@@ -155,7 +155,7 @@ def _all_of(rows: Lifted) -> list[Tensor]:
     return rows.reads() if rows.value is None else [*rows.reads(), rows.value]
 
 
-def _memory(tensor: Tensor) -> int:
+def memory_of(tensor: Tensor) -> int:
     """A number that tensors have in common which share memory."""
     if tensor.layout is not torch.strided:
         return id(tensor)

@@ -383,6 +383,31 @@ def test_functions_of_several_edges_are_not_cut(x, edge_index, name):
     compared(Mine(), (x, edge_index), reason="")
 
 
+WRITTEN = {
+    "all of it": lambda x_j, e: F.elu(x_j, inplace=True),
+    "a view": lambda x_j, e: F.elu(x_j.view(-1, 2, CHANNELS // 2), inplace=True),
+    "columns": lambda x_j, e: F.elu(x_j[:, 1:3], inplace=True),
+    "edges": lambda x_j, e: F.elu(e.view(-1), inplace=True),
+    "what no dropout leaves": lambda x_j, e: F.elu(F.dropout(e, training=False), inplace=True),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_messages_that_change_an_argument_are_not_cut(x, edge_index, name):
+    """A chunk computed again would change it again."""
+
+    class Mine(Difference):
+        def forward(self, x, edge_index, edge_attr):
+            return self.propagate(edge_index, x=x, edge_attr=edge_attr * 1, size=None)
+
+        def message(self, x_i, x_j, edge_attr):
+            WRITTEN[name](x_j, edge_attr)
+            return torch.cos(x_i + x_j) + edge_attr
+
+    edge_attr = torch.linspace(-2, 2, edge_index.size(1), dtype=torch.float64).view(-1, 1)
+    compared(Mine(), (x, edge_index, edge_attr), reason="rows of all edges, for elu")
+
+
 def test_the_number_of_edges_is_seen_if_the_first_node_has_many(x):
     """As in a dense graph: all edges that are watched are of one destination."""
     edge_index = torch.stack([torch.randint(40, (200,)), torch.arange(200) // 100])
