@@ -15,10 +15,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pyg_scale.nn.elementwise import CONSTANT, IN_TORCH, Elementwise, Leaf, Node, at_place, tree_of
+from pyg_scale.nn.elementwise import (
+    CONSTANT,
+    IN_TORCH,
+    Elementwise,
+    Leaf,
+    Node,
+    of_shape,
+    part_of,
+    steps_of,
+    tree_of,
+)
 from pyg_scale.nn.lifted import EdgeIndices, Lifted, by_rule, row_of_view
 from pyg_scale.nn.linear import apply_weight
-from pyg_scale.nn.shapes import broadcast
+from pyg_scale.nn.shapes import Slice, broadcast
 from pyg_scale.ops import fused
 from pyg_scale.ops.edge_formula import DTYPES
 from pyg_scale.ops.edge_formula_source import EDGE
@@ -51,10 +61,7 @@ def by_number(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def stepwise(value: Lifted) -> Elementwise | None:
     """A product of features as steps; ``None`` if it cannot be."""
-    if isinstance(value, Elementwise):
-        return value
-    tree = tree_of(value.edges, value) if _usable(value) else None
-    return None if tree is None else Elementwise.of(value.edges, value.shape[1:], value, tree)
+    return value if isinstance(value, Elementwise) else steps_of(value) if _usable(value) else None
 
 
 def _device_type(args: tuple[Any, ...]) -> str:
@@ -103,12 +110,27 @@ def _unary(code: str, x: Any, number: float = 0.0) -> Any:
     )
     if on_nodes is not None:
         return on_nodes
+    if isinstance(x, Elementwise) and x.parts is not None:
+        return _side_by_side(x, [_of_part(code, (part,), number) for part in x.apart()])
     tree = tree_of(x.edges, x)
     return (
         None
         if tree is None
         else Elementwise.of(x.edges, x.shape[1:], x, Node(code, (tree,), number))
     )
+
+
+def _side_by_side(x: Elementwise, parts: list[Any]) -> Elementwise | None:
+    """Rows of the shape of others, with other parts."""
+    found = not any(part is None for part in parts)
+    return Elementwise.of(x.edges, x.shape[1:], x, None, parts) if found else None
+
+
+def _of_part(code: str, operands: Sequence[Any], number: float = 0.0) -> Any:
+    """A step on parts of rows, or on tensors with a row per edge."""
+    if not any(isinstance(each, Lifted) for each in operands):
+        return IN_TORCH[code](*operands, *([number] if number else []))
+    return _of_two(code, *operands) if len(operands) > 1 else _unary(code, operands[0], number)
 
 
 def _on_nodes(x: Lifted, function: Callable[[Tensor], Tensor]) -> Lifted | None:
@@ -145,6 +167,9 @@ def _of_two(code: str, a: Any, b: Any) -> Any:
         if turned is None:
             return None
         return _of_two("add" if code == "sub" else "mul", turned, a)
+    whole = next((x for x in (a, b) if isinstance(x, Elementwise) and x.parts is not None), None)
+    if whole is not None:
+        return _of_two_by_part(code, a, b, whole)
     first, second = _operand(rows, a), _operand(rows, b)
     if first is None or second is None:
         return None
@@ -154,6 +179,35 @@ def _of_two(code: str, a: Any, b: Any) -> Any:
     except RuntimeError:
         return None
     return Elementwise.of(edges, row, rows, Node(code, (first, second)))
+
+
+def _of_two_by_part(code: str, a: Any, b: Any, whole: Elementwise) -> Any:
+    """A step on the parts of ``whole`` and on those of the other operand at the same places."""
+    parts, at = [], 0
+    for each in whole.apart():
+        size = each.size(-1)
+        mine = [_columns(x, whole, at, size) for x in (a, b)]
+        if any(x is None for x in mine):
+            return None
+        parts.append(_of_part(code, mine))
+        at += size
+    return _side_by_side(whole, parts)
+
+
+def _columns(x: Any, whole: Elementwise, at: int, size: int) -> Any:
+    """Columns of an operand; ``None`` if it does not fit ``whole``, or only other rows do."""
+    if not isinstance(x, Tensor) or x.dim() > whole.dim():
+        return None
+    missing = whole.dim() - x.dim()
+    if isinstance(x, Lifted) and (missing or not _usable(x)):
+        return None
+    if not isinstance(x, Lifted) and _operand(whole, x) is None:
+        return None
+    if any(n not in (1, m) for n, m in zip(x.shape, whole.shape[missing:], strict=True)):
+        return None
+    if not x.dim() or x.size(-1) == 1:
+        return x
+    return _narrow(x, -1, at, size) if isinstance(x, Lifted) else x.narrow(-1, at, size)
 
 
 def _numbered(x: Any, code: str, number: float) -> Any:
@@ -196,6 +250,7 @@ def _is_elsewhere(value: Tensor, rows: Lifted) -> bool:
 def _cat(tensors: Any, dim: int = 0) -> Any:
     if not isinstance(tensors, (list, tuple)):
         return None
+    tensors = [part for each in tensors for part in _parts(each)]
     rows = next((each for each in tensors if isinstance(each, Lifted)), None)
     if rows is None or not _usable(rows) or dim not in (-1, rows.dim() - 1):
         return None
@@ -213,19 +268,89 @@ def _cat(tensors: Any, dim: int = 0) -> Any:
     return Elementwise.of(rows.edges, [*rows.shape[1:-1], width], rows, None, [*tensors])
 
 
-def _select(rows: Any, key: Any) -> Any:
-    """``rows[:, place]``."""
-    if not _usable(rows) or rows.dim() < 3 or type(key) is not tuple:
+def _parts(rows: Any) -> list[Any]:
+    """The parts of rows that are several side by side; else the rows."""
+    is_several = isinstance(rows, Elementwise) and rows.parts is not None
+    return rows.parts if is_several and not rows.is_changed else [rows]
+
+
+def _get(rows: Any, key: Any) -> Any:
+    """``rows[:, place]``, ``rows[:, first:last]`` and ``rows[..., first:last]``."""
+    keys = [*key] if type(key) is tuple else [key]
+    if not isinstance(rows, Lifted) or not all(k is ... or type(k) in (int, slice) for k in keys):
         return None
-    if not isinstance(rows, Elementwise) and not rows.is_product:
+    if keys.count(...) == 1:
+        at = keys.index(...)
+        keys[at : at + 1] = [slice(None)] * (rows.dim() - len(keys) + 1)
+    chosen = [at for at, each in enumerate(keys) if each != slice(None)]
+    if len(chosen) != 1 or len(keys) > rows.dim():
         return None
-    if len(key) != 2 or key[0] != slice(None) or type(key[1]) is not int:
+    at = chosen[0]
+    if type(keys[at]) is int:
+        return _select(rows, at, keys[at])
+    first, last, step = keys[at].indices(rows.size(at))
+    return _narrow(rows, at, first, last - first) if step == 1 else None
+
+
+def _select(rows: Any, dim: Any, place: Any) -> Any:
+    at = _dimension(rows, dim)
+    if not at or at == rows.dim() - 1 or type(place) is not int:
         return None
-    if not -rows.size(1) <= key[1] < rows.size(1):
+    size = rows.size(at)
+    return _part(rows, Slice(at, place % size)) if -size <= place < size else None
+
+
+def _narrow(rows: Any, dim: Any, start: Any, length: Any) -> Any:
+    at = _dimension(rows, dim)
+    if not at or type(start) is not int or type(length) is not int:
         return None
-    place = key[1] % rows.size(1)
-    made: Any = at_place(rows, place)
-    made.viewed, made.column = rows, place
+    first = start + rows.size(at) if start < 0 else start
+    if length < 1 or not 0 <= first <= rows.size(at) - length:
+        return None  # torch says what is wrong
+    return _part(rows, Slice(at, first, length))
+
+
+def _split(rows: Any, sizes: Any, dim: Any = 0) -> Any:
+    at = _dimension(rows, dim)
+    if not at:
+        return None
+    size = rows.size(at)
+    if type(sizes) is int:
+        sizes = [min(sizes, size - first) for first in range(0, size, sizes)] if sizes > 0 else []
+    if not all(type(each) is int and each > 0 for each in sizes) or sum(sizes) != size or not size:
+        return None
+    firsts = [sum(sizes[:k]) for k in range(len(sizes))]
+    parts = [_part(rows, Slice(at, *each)) for each in zip(firsts, sizes, strict=True)]
+    return None if None in parts else tuple(parts)
+
+
+def _chunk(rows: Any, chunks: Any, dim: Any = 0) -> Any:
+    at = _dimension(rows, dim)
+    return _split(rows, -(-rows.size(at) // chunks), at) if at and chunks > 0 else None
+
+
+def _glu(rows: Any, dim: Any = -1) -> Any:
+    at = _dimension(rows, dim)
+    if not at or rows.size(at) % 2:
+        return None
+    on_nodes = _on_nodes(rows, lambda features: F.glu(features, at))
+    if on_nodes is not None:
+        return on_nodes
+    halves = _split(rows, rows.size(at) // 2, at)
+    return None if halves is None else _of_two("mul", halves[0], _unary("sigmoid", halves[1]))
+
+
+def _dimension(rows: Any, dim: Any) -> int:
+    """The dimension, not negative, of rows that can be cut there; else 0."""
+    if not _usable(rows) or type(dim) is not int or not -rows.dim() <= dim < rows.dim():
+        return 0
+    return 0 if stepwise(rows) is None else dim % rows.dim()
+
+
+def _part(rows: Any, taken: Slice) -> Any:
+    """A view of a part of every row."""
+    made: Any = part_of(rows, taken)
+    made.viewed, made.taken = rows, taken
     return made
 
 
@@ -233,7 +358,7 @@ def _view(x: Any, *shape: Any) -> Any:
     if not isinstance(x, Elementwise) or not _usable(x) or x.is_narrow:
         return None
     row = row_of_view(x, shape)
-    if row is None:
+    if row is None or not x.can_be_viewed(row):
         return None
     made = _same(x) if row == x.shape[1:] else _reshaped(x, row)
     if made is not None:
@@ -257,37 +382,36 @@ def _reshaped(x: Elementwise, row: tuple[int, ...]) -> Elementwise | None:
     """Rows of another shape; ``None`` if an input has a part of a row only."""
     if x.parts is not None:
         return None
-    tree = _of_shape(x.tree, x.shape[1:], row)
+    tree = of_shape(x.tree, x.shape[1:], row)
     return None if tree is None else Elementwise.of(x.edges, row, x, tree)
 
 
-def _of_shape(tree: Node | Leaf, before: Sequence[int], row: Sequence[int]) -> Node | Leaf | None:
-    if isinstance(tree, Node):
-        parts = [_of_shape(part, before, row) for part in tree.parts]
-        found = tuple(part for part in parts if part is not None)
-        return Node(tree.code, found, tree.number) if len(found) == len(parts) else None
-    tensor, end = tree
-    if end == CONSTANT:
-        return Leaf(tensor.expand(before).reshape(row) if tensor.numel() > 1 else tensor, end)
-    size = tensor.numel() // max(tensor.size(0), 1)
-    if tensor.shape[1:] == before:
-        return Leaf(tensor.reshape(-1, *row), end)
-    return Leaf(tensor.reshape(-1, *[1] * len(row)), end) if size == 1 else None
-
-
 def _sum(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
-    """The sum over channels of rows that are sums of inputs: one of each input, where it is."""
+    """The sum over channels: of sums of inputs it is one of each input, else one of each edge."""
     dim = dim[0] if isinstance(dim, (tuple, list)) and len(dim) == 1 else dim
-    if not isinstance(x, Elementwise) or not _usable(x) or x.parts is not None or dtype is not None:
+    if not isinstance(x, Lifted) or x.dim() < 2 or dim not in (-1, x.dim() - 1):
         return None
-    if dim not in (-1, x.dim() - 1) or x.dim() < (2 if keepdim else 3):
+    steps = stepwise(x) if dtype is None and _usable(x) else None
+    if steps is None or steps.parts is not None:
         return None
-    row = x.shape[1:]
-    tree = _summed(x.tree, row, torch.ones(row, dtype=x.dtype, device=x.device), x.edges.of_call)
-    if tree is None:
+    row = steps.shape[1:]
+    ones = torch.ones(row, dtype=x.dtype, device=x.device)
+    tree = _summed(steps.tree, row, ones, x.edges.of_call)
+    if tree is not None:
+        made = Elementwise.of(x.edges, (*row[:-1], 1), x, tree)
+        if keepdim:
+            return made
+        return _reshaped(made, row[:-1]) if len(row) > 1 else made.gathered().squeeze(-1)
+    sums = steps.summed_rows()
+    return sums.unsqueeze(-1) if sums is not None and keepdim else sums
+
+
+def _mean(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    sums = _sum(x, dim, keepdim, dtype=dtype)
+    if sums is None:
         return None
-    made = Elementwise.of(x.edges, (*row[:-1], 1), x, tree)
-    return made if keepdim else _reshaped(made, tuple(row[:-1]))
+    factor = 1 / x.size(-1)
+    return _unary("mul_number", sums, factor) if isinstance(sums, Lifted) else sums * factor
 
 
 def _summed(tree: Node | Leaf, row: Sequence[int], factor: Tensor, most: int) -> Any:
@@ -419,10 +543,16 @@ def _named(*names: str) -> list[Any]:
 _SHAPING: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((torch.cat, torch.concat), _cat),
     torch.stack: _stack,
-    Tensor.__getitem__: _select,
+    Tensor.__getitem__: _get,
+    **dict.fromkeys((torch.select, Tensor.select), _select),
+    **dict.fromkeys((torch.narrow, Tensor.narrow), _narrow),
+    **dict.fromkeys((torch.split, Tensor.split), _split),
+    **dict.fromkeys((torch.chunk, Tensor.chunk), _chunk),
+    F.glu: _glu,
     **dict.fromkeys((torch.reshape, Tensor.reshape, Tensor.view), _view),
     **dict.fromkeys((torch.unsqueeze, Tensor.unsqueeze), _unsqueeze),
     **dict.fromkeys((torch.sum, Tensor.sum), _sum),
+    **dict.fromkeys((torch.mean, Tensor.mean), _mean),
 }
 _ONE: dict[Any, str] = {
     **{

@@ -205,6 +205,9 @@ def _is_by_row(watch: Watch, func: Any, args: Any, kwargs: Any) -> bool:
         sizes = args[1] if isinstance(args[1], (tuple, list)) else args[1:]
         kept = (1,) if func is Tensor.repeat else (-1, first.size(0))
         return len(sizes) == first.dim() and at in kept
+    if func in _PARTS:
+        dim = kwargs.get("dim", args[_PARTS[func]] if len(args) > _PARTS[func] else 0)
+        return isinstance(dim, int) and dim not in (0, -first.dim())
     if func in (torch.transpose, Tensor.transpose):
         return all(d not in (0, -first.dim()) for d in args[1:])
     if func is Tensor.__getitem__:
@@ -271,4 +274,10 @@ _OVER_DIMS = _named(
     *("max", "min", "argmax", "argmin"),
     *("cat", "stack", "squeeze", "logsumexp", "cumsum"),
 )
-_OVER_NAMED_DIMS = _named("norm", "normalize", "cross", "chunk", "split")
+_OVER_NAMED_DIMS = _named("norm", "normalize", "cross", "glu")
+_PARTS = {
+    func: place
+    for name, place in (("chunk", 2), ("split", 2), ("select", 1), ("narrow", 1), ("unbind", 1))
+    for func in _named(name)
+}
+"""Functions of parts of rows, and the place of the dimension among their arguments."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -30,6 +30,8 @@ class Asked:
     """The largest number of elements of rows that were gathered."""
     widest: int = 0
     """The largest number of elements of rows that the layer asked for."""
+    saved: list[Tensor] = field(default_factory=list)
+    """The tensors that gradients of numbers of edges need, where PyG may have a copy."""
 
 
 class Edges:

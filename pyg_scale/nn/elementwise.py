@@ -16,9 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pyg_scale.nn.edges import DESTINATION, SOURCE, Edges, gather
+from pyg_scale.nn.edges import DESTINATION, SOURCE, Edges, gather, sum_edges
+from pyg_scale.nn.fallback import NotFused
 from pyg_scale.nn.lifted import Lifted
-from pyg_scale.nn.shapes import leading
+from pyg_scale.nn.shapes import Slice, leading
 from pyg_scale.ops import fused
 from pyg_scale.ops.edge_formula import (
     Formula,
@@ -113,9 +114,13 @@ class Elementwise(Lifted):
             how: See :class:`~pyg_scale.ops.edge_formula.Reduction`, or ``"mean"``.
             scale: The factor in the exponents of ``"softmax"``.
         """
-        if self.parts is not None or self.is_changed or self.is_narrow:
+        if self.is_changed or not fused.usable(self.edges.graph.indices):
             return None
-        if not fused.usable(self.edges.graph.indices):
+        if self.parts is not None:
+            outs = [self._reduced_part(each, how, scale) for each in self.parts]
+            found = [out for out in outs if out is not None]
+            return torch.cat(found, -1) if len(found) == len(outs) else None
+        if self.is_narrow:
             return None
         graph, row = self.edges.graph, self.shape[1:]
         if how == "mean":
@@ -126,42 +131,98 @@ class Elementwise(Lifted):
             return total / counts.view(-1, *[1] * len(row))
         if how in self._sums:
             return self._sums[how]
-        width = math.prod(row)
+        out = self._by_formula(how, scale)
+        if out is None:
+            return None if how == "softmax" else self._by_place(lambda x: x.reduced(how))
+        out = out.view(graph.num_dst, *row)
+        if how != "softmax":  # which has a scale
+            self._sums[how] = out  # an aggregation may ask for it again
+        return out
+
+    def _reduced_part(self, part: Any, how: str, scale: float | Tensor) -> Tensor | None:
+        """Some of the columns, reduced."""
+        if how == "softmax":
+            tree = tree_of(self.edges, part) if isinstance(part, Lifted) else Leaf(part, EDGE)
+            if tree is None or isinstance(scale, Tensor):
+                return None
+            return Elementwise.of(self.edges, part.shape[1:], part, tree).reduced(how, scale)
+        if isinstance(part, Lifted):
+            out = part.reduced(how)
+            if out is not None or not (isinstance(part, Elementwise) and part.is_narrow):
+                return out
+            part = part.gathered()
+        return sum_edges(self.edges.graph, part, 0, DESTINATION, how)
+
+    def summed_rows(self) -> Tensor | None:
+        """``[num_edges, ...]``, the sums over the last dimension; ``None`` if the op cannot.
+
+        Gradients need the inputs as they are now, which is noted.
+        """
+        if self.parts is not None or self.value is not None or self.is_narrow:
+            return None
+        if not fused.usable(self.edges.graph.indices):
+            return None
+        out = self._by_formula("edge")
+        if out is None:
+            return self._by_place(lambda x: x.summed_rows())
+        return out.view(self.shape[:-1])
+
+    def _by_formula(self, how: str, scale: float | Tensor = 1.0) -> Tensor | None:
+        """The rows reduced by one run of the compiled op; ``None`` if their inputs do not fit."""
+        graph, row = self.edges.graph, self.shape[1:]
         made = _Inputs(self.edges, row)
         factor: float | int = scale if isinstance(scale, float) else made.constant(scale)
-        if width == 0 or not graph.num_edges:
-            return None
-        if not made.fits(self.tree):
-            return None if how == "softmax" else self._reduced_by_place(how)
-        if not made.inputs:
+        width = math.prod(row)
+        if width == 0 or not graph.num_edges or not made.fits(self.tree) or not made.inputs:
             return None
         formula = Formula(made.ends)
         slot = made.add_to(formula, self.tree, {})
         if not graph.indices.is_cpu and (why := why_not_on_cuda(formula, graph.device)):
             self.edges.asked.not_fused = why
             return None
-        out = reduce_formula(graph, Reduction(formula, slot, how, width, factor), made.inputs)
-        out = out.view(graph.num_dst, *row)
-        if how != "softmax":  # which has a scale
-            self._sums[how] = out  # an aggregation may ask for it again
+        reduction = Reduction(formula, slot, how, width, factor, math.prod(row[:-1]))
+        out = reduce_formula(graph, reduction, made.inputs)
+        if how == "edge" and out.requires_grad:
+            self.edges.asked.saved += made.inputs
         return out
 
-    def _reduced_by_place(self, how: str) -> Tensor | None:
+    def _by_place(self, reduced: Callable[[Elementwise], Tensor | None]) -> Tensor | None:
         """The same for each place in the second dimension, such as a head, by itself."""
         if self.dim() < 3 or self.size(1) > _PLACES:
             return None
-        outs = [self.at(place).reduced(how) for place in range(self.size(1))]
+        outs = [reduced(self.part(Slice(1, place))) for place in range(self.size(1))]
         found = [out for out in outs if out is not None]
         return torch.stack(found, 1) if len(found) == len(outs) else None
 
-    def at(self, place: int) -> Elementwise:
-        """The rows ``self[:, place]``."""
-        row = self.shape[2:]
+    def apart(self) -> list[Lifted | Tensor]:
+        """The parts, to be used one by one.
+
+        Of a tensor of edges ``torch.cat`` has a copy, so that it may change; without, it may not.
+        """
+        parts = self.parts or []
+        if self.edges.grad_mode:
+            self.edges.asked.saved += [each for each in parts if not isinstance(each, Lifted)]
+        return parts
+
+    def part(self, taken: Slice) -> Elementwise:
+        """The same part of every row."""
+        row, last = taken.shape_of(self.shape)[1:], self.dim() - 1
         if self.parts is None:
-            tree = _at_place(self.tree, self.dim(), place)
+            tree = _part_of_tree(self.tree, self.dim(), taken)
             return Elementwise.of(self.edges, row, self, tree)
-        parts = [at_place(part, place) for part in self.parts]
-        return Elementwise.of(self.edges, row, self, None, parts)
+        if taken.at < last:
+            parts = [part_of(each, taken) for each in self.apart()]
+            return Elementwise.of(self.edges, row, self, None, parts)
+        found, begin, end = [], taken.first, taken.first + row[-1]
+        for each in self.apart():
+            here = slice(max(begin, 0), min(end, each.size(-1)))
+            if here.start < here.stop:
+                found.append(part_of(each, Slice(last, here.start, here.stop - here.start)))
+            begin, end = begin - each.size(-1), end - each.size(-1)
+        only: Any = found[0] if len(found) == 1 else None
+        steps = tree_of(self.edges, only) if isinstance(only, Lifted) else None
+        steps = Leaf(only, EDGE) if only is not None and not isinstance(only, Lifted) else steps
+        return Elementwise.of(self.edges, row, self, steps, None if steps else found)
 
 
 _HEADS = 16
@@ -170,29 +231,25 @@ _PLACES = 8
 """Number of places for which steps are computed one after another at most."""
 
 
-def at_place(rows: Lifted | Tensor, place: int) -> Lifted | Tensor:
-    """``rows[:, place]``, of a tensor with a row per edge or of rows that are not gathered."""
-    if isinstance(rows, Elementwise):
-        return rows.at(place)
-    if not isinstance(rows, Lifted):
-        return rows[:, place]
+def part_of(rows: Lifted | Tensor, taken: Slice) -> Lifted | Tensor:
+    """A part of a tensor with a row per edge, or of rows that are not gathered."""
     dims = rows.dim()
-    factors = (None if x is None else _factor(x, dims, place) for x in (*rows.ends, rows.weight))
-    *ends, weight = factors
+    if not isinstance(rows, Lifted):
+        return taken.of(rows, dims)
+    if not rows.is_product:
+        steps = steps_of(rows)
+        if steps is None:
+            raise NotFused("a part of rows that are no steps")
+        return steps.part(taken)
+    *ends, weight = (None if x is None else taken.of(x, dims) for x in (*rows.ends, rows.weight))
     return Lifted(rows.edges, 0, ends, weight)
 
 
-def _at_place(tree: Node | Leaf, dims: int, place: int) -> Node | Leaf:
+def _part_of_tree(tree: Node | Leaf, dims: int, taken: Slice) -> Node | Leaf:
     if isinstance(tree, Leaf):
-        return Leaf(_factor(tree.tensor, dims, place), tree.end)
-    parts = tuple(_at_place(part, dims, place) for part in tree.parts)
+        return Leaf(taken.of(tree.tensor, dims), tree.end)
+    parts = tuple(_part_of_tree(part, dims, taken) for part in tree.parts)
     return Node(tree.code, parts, tree.number)
-
-
-def _factor(tensor: Tensor, dims: int, place: int) -> Tensor:
-    """A factor of the rows ``[:, place]``; it may have size 1 there, or fewer dimensions."""
-    at = 1 - dims + tensor.dim()
-    return tensor if at < 0 else tensor.select(at, 0 if tensor.size(at) == 1 else place)
 
 
 class _Inputs:
@@ -255,6 +312,14 @@ def _leaves(tree: Any) -> list[Leaf]:
     return [leaf for part in tree.parts for leaf in _leaves(part)]
 
 
+def steps_of(rows: Lifted) -> Elementwise | None:
+    """The same rows as steps; ``None`` if they cannot be."""
+    if isinstance(rows, Elementwise):
+        return rows
+    tree = tree_of(rows.edges, rows)
+    return None if tree is None else Elementwise.of(rows.edges, rows.shape[1:], rows, tree)
+
+
 def tree_of(edges: Edges, value: Any) -> Node | Leaf | None:
     """The steps behind an operand; ``None`` if it is not one of rows of these edges."""
     if isinstance(value, Elementwise):
@@ -264,7 +329,12 @@ def tree_of(edges: Edges, value: Any) -> Node | Leaf | None:
             return Leaf(value.value, EDGE)
         return value.tree if value.parts is None else None
     if isinstance(value, Lifted):
-        if value.edges is not edges or not value.is_product or value.dim_of_edges != 0:
+        if value.edges is not edges or value.is_changed or value.dim_of_edges != 0:
+            return None
+        if value.row is not None and value.viewed is not None:
+            viewed = tree_of(edges, value.viewed)
+            return viewed and of_shape(viewed, value.viewed.shape[1:], value.row)
+        if not value.is_product:
             return None
         factors = [Leaf(x, _END[k]) for k, x in enumerate(value.ends) if x is not None]
         if value.weight is not None:
@@ -275,6 +345,27 @@ def tree_of(edges: Edges, value: Any) -> Node | Leaf | None:
             tree = Node("mul", (tree, each))
         return tree
     return None
+
+
+def of_shape(tree: Node | Leaf, before: Sequence[int], row: Sequence[int]) -> Node | Leaf | None:
+    """The steps of rows of another shape; ``None`` if an input has a part of a row only.
+
+    Args:
+        tree: The steps.
+        before: The shape of a row.
+        row: The other shape, of as many numbers.
+    """
+    if isinstance(tree, Node):
+        parts = [of_shape(part, before, row) for part in tree.parts]
+        found = tuple(part for part in parts if part is not None)
+        return Node(tree.code, found, tree.number) if len(found) == len(parts) else None
+    tensor, end = tree
+    if end == CONSTANT:
+        return Leaf(tensor.expand(before).reshape(row) if tensor.numel() > 1 else tensor, end)
+    size = tensor.numel() // max(tensor.size(0), 1)
+    if tensor.shape[1:] == before:
+        return Leaf(tensor.reshape(-1, *row), end)
+    return Leaf(tensor.reshape(-1, *[1] * len(row)), end) if size == 1 else None
 
 
 def _computed(edges: Edges, tree: Node | Leaf, known: dict[int, Tensor]) -> Tensor:
@@ -305,7 +396,7 @@ IN_TORCH: dict[str, Callable[..., Tensor]] = {
     "tanh": torch.tanh,
     "sigmoid": torch.sigmoid,
     "softplus": F.softplus,
-    "reciprocal": torch.reciprocal,
+    "reciprocal": lambda x: x.reciprocal() * 1,  # as 1 / x does, so that it may be changed
     "add_number": lambda x, n=0.0: x + n,
     "mul_number": lambda x, n=0.0: x * n,
     "leaky": lambda x, n=0.0: F.leaky_relu(x, n) if n else F.relu(x),

@@ -30,7 +30,7 @@ from pyg_scale.nn.edges import (
 )
 from pyg_scale.nn.fallback import NotFused
 from pyg_scale.nn.linear import apply_weight
-from pyg_scale.nn.shapes import aligned_with, leading, product_shape
+from pyg_scale.nn.shapes import Slice, aligned_with, leading, product_shape
 from pyg_scale.ops import fused
 from pyg_scale.ops.aggregate import FLOATS, aggregate_exactly
 from pyg_scale.ops.lazy_rows import METADATA, LazyRows
@@ -61,8 +61,8 @@ class Lifted(Tensor):
     row: tuple[int, ...] | None
     viewed: Lifted | None
     summed: int | None
-    column: int | None = None
-    """The place in the second dimension that is viewed, if only one is."""
+    taken: Slice | None = None
+    """The part of the rows that is viewed, if these are not a view of all."""
     _value: Tensor | None
     _made_at: int
 
@@ -96,8 +96,8 @@ class Lifted(Tensor):
         """The rows, gathered once."""
         if self._value is None:
             if self.viewed is not None:
-                whole, column = self.viewed.gathered(), self.column
-                value = whole.view(self.shape) if column is None else whole[:, column]
+                whole, part = self.viewed.gathered(), self.taken
+                value = whole.view(self.shape) if part is None else part.of(whole, whole.dim())
             else:
                 self.edges.asked.gathered = max(self.edges.asked.gathered, self.numel())
                 value = self.computed().contiguous()  # of which every view is one of its memory
@@ -148,6 +148,24 @@ class Lifted(Tensor):
         if self.summed is not None:
             return out.sum(self.summed)
         return out if self.row is None else out.reshape(out.size(0), *self.row)
+
+    def can_be_viewed(self, row: tuple[int, ...]) -> bool:
+        """Return True if rows of another shape share the memory of these, as in torch.
+
+        Of a part of every row they may not.
+        """
+        try:
+            self._layout().view(self.shape[0], *row)
+        except RuntimeError:
+            return False
+        return True
+
+    def _layout(self) -> Tensor:
+        """The shape and the strides of these rows, gathered."""
+        if self.viewed is None:
+            return torch.empty(self.shape, device="meta")
+        whole = self.viewed._layout()
+        return whole.view(self.shape) if self.taken is None else self.taken.of(whole, whole.dim())
 
     def settle(self) -> None:
         """Gather the rows now, for good: what they are computed from is about to change."""
@@ -419,7 +437,7 @@ def _view(a: Any, *shape: Any) -> Any:
     if not isinstance(a, Lifted) or a.is_changed or a.summed is not None:
         return None
     row = row_of_view(a, shape) if any(end is not None for end in a.ends) else None
-    if row is None:
+    if row is None or not a.can_be_viewed(row):
         return None
     if features_of(a) is not None:
         ends = [None if end is None else end.reshape(end.size(0), *row) for end in a.ends]

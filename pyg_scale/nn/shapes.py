@@ -3,8 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from torch import Tensor
+
+
+class Slice(NamedTuple):
+    """A part of rows: one place in a dimension, or some side by side."""
+
+    at: int
+    """The dimension."""
+    first: int
+    size: int | None = None
+    """The number of places; ``None`` for one place, without the dimension."""
+
+    def of(self, tensor: Tensor, dims: int) -> Tensor:
+        """The part of a factor of rows, which may have size 1 there, or fewer dimensions.
+
+        Args:
+            tensor: The factor.
+            dims: Number of dimensions of the rows.
+        """
+        at = self.at - dims + tensor.dim()
+        if at < 0:
+            return tensor
+        is_one = tensor.size(at) == 1
+        if self.size is None:
+            return tensor.select(at, 0 if is_one else self.first)
+        return tensor if is_one else tensor.narrow(at, self.first, self.size)
+
+    def shape_of(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of a part of rows of a shape."""
+        middle = () if self.size is None else (self.size,)
+        return (*shape[: self.at], *middle, *shape[self.at + 1 :])
 
 
 def product_shape(

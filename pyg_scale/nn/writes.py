@@ -20,7 +20,9 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from pyg_scale.nn.edges import Asked
 from pyg_scale.nn.elementwise import Elementwise
+from pyg_scale.nn.fallback import NotFused
 from pyg_scale.nn.lifted import Lifted
 from pyg_scale.nn.linear import apply_weight
 from pyg_scale.ops.adjacency import recording
@@ -50,6 +52,7 @@ class Writes(TorchFunctionMode):
         self._layer, self._arguments = layer, arguments
         # Weak, as gathered rows are freed where PyG frees them.
         self._lazy = [weakref.ref(each) for each in rows if isinstance(each, Lifted)]
+        self._asked = next((each.edges.asked for each in rows if isinstance(each, Lifted)), Asked())
         self._before: list[tuple[Tensor, Any, Tensor]] = []
 
     def __enter__(self) -> Writes:
@@ -109,6 +112,8 @@ class Writes(TorchFunctionMode):
             tensor.settle()
             tensor = tensor.gathered()
         memory = memory_of(tensor)
+        if any(memory_of(each) == memory for each in self._asked.saved):
+            raise NotFused("a tensor is changed that gradients need as it was")
         for rows in self._living():
             if not rows.is_changed and any(memory_of(each) == memory for each in _all_of(rows)):
                 rows.settle()

@@ -421,14 +421,17 @@ class Reduction(NamedTuple):
     """The slot that is reduced."""
     how: str
     """``"sum"``, ``"max"``, ``"min"``, or ``"softmax"``: the sum of the numbers, each weighted by
-    the exponential of itself (Li et al., DeeperGCN, 2020)."""
+    the exponential of itself (Li et al., DeeperGCN, 2020). ``"edge"`` reduces the row of each edge
+    instead: places side by side are added up."""
     width: int
     scale: float | int = 1.0
     """Of ``"softmax"``: the factor in the exponent, or minus one less the slot of it."""
+    columns: int = 1
+    """Of ``"edge"``: the number of sums of an edge, such as one for each head."""
 
 
 def reduce_formula(graph: Adjacency, reduction: Reduction, inputs: Sequence[Tensor]) -> Tensor:
-    """Reduce a formula at the destinations of edges.
+    """Reduce a formula at the destinations of edges, or along the row of each edge.
 
     Gradients can be differentiated again, in plain torch, with a row for every edge. Where several
     edges are the extreme, they share its gradient, as in PyG.
@@ -439,7 +442,7 @@ def reduce_formula(graph: Adjacency, reduction: Reduction, inputs: Sequence[Tens
         inputs: See :func:`run_formula`.
 
     Returns:
-        ``[num_dst, width]``.
+        ``[num_dst, width]``; ``[num_edges, columns]`` by edge id for ``"edge"``.
     """
     out: Tensor = _Reduced.apply(graph, reduction, *inputs)
     return out
@@ -447,7 +450,9 @@ def reduce_formula(graph: Adjacency, reduction: Reduction, inputs: Sequence[Tens
 
 def _forward(graph: Adjacency, reduction: Reduction, inputs: Sequence[Tensor], run: Any) -> Any:
     """The result, and for a softmax the logarithms of its sums."""
-    formula, slot, how, width, scale = reduction
+    formula, slot, how, width, scale, columns = reduction
+    if how == "edge":
+        return *run(graph, formula, inputs, width, [], "sum", [(slot, columns)]), None
     if how != "softmax":
         return *run(graph, formula, inputs, width, [slot], how), None
     scaled, move, (shift,) = formula.extended([OWN])
@@ -474,7 +479,7 @@ class _Reduced(torch.autograd.Function):
     def forward(ctx: Any, graph: Adjacency, reduction: Reduction, *inputs: Tensor) -> Tensor:
         out, log = _forward(graph, reduction, inputs, run_formula)
         ctx.graph, ctx.reduction = graph, reduction
-        is_sum = reduction.how == "sum"
+        is_sum = reduction.how in ("sum", "edge")
         ctx.save_for_backward(
             *inputs, *(() if is_sum else (out,)), *(() if log is None else (log,))
         )
@@ -502,7 +507,8 @@ def _gradients(
     kept: Sequence[Tensor],
 ) -> list[Tensor | None]:
     own = [grad, *kept]
-    formula, move, slots = reduction.formula.extended([OWN] * len(own))
+    end = EDGE if reduction.how == "edge" else OWN
+    formula, move, slots = reduction.formula.extended([end] * len(own))
     value, width = move(reduction.slot), reduction.width
     seeds = {value: slots[0]}
     if reduction.how in ("max", "min"):

@@ -396,7 +396,7 @@ WRITTEN = {
 def test_messages_that_change_an_argument_are_not_cut(x, edge_index, name):
     """A chunk computed again would change it again."""
 
-    class Mine(Difference):
+    class Changing(Difference):  # PyG has one propagate for all classes of a name
         def forward(self, x, edge_index, edge_attr):
             return self.propagate(edge_index, x=x, edge_attr=edge_attr * 1, size=None)
 
@@ -405,7 +405,7 @@ def test_messages_that_change_an_argument_are_not_cut(x, edge_index, name):
             return torch.cos(x_i + x_j) + edge_attr
 
     edge_attr = torch.linspace(-2, 2, edge_index.size(1), dtype=torch.float64).view(-1, 1)
-    compared(Mine(), (x, edge_index, edge_attr), reason="rows of all edges, for elu")
+    compared(Changing(), (x, edge_index, edge_attr), reason="rows of all edges, for elu")
 
 
 def test_the_number_of_edges_is_seen_if_the_first_node_has_many(x):

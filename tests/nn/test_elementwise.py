@@ -146,12 +146,129 @@ def test_functions_of_the_user(name, flow, x, edge_index):
     assert not fallbacks(compared(layer, (x, edge_index, of_edges(edge_index, 8)), 1e-11))
 
 
+SUMS = {
+    "of both ends": lambda i, j, e: torch.tanh(i + j + e).sum(-1, keepdim=True) * j,
+    "of heads": lambda i, j, e: (
+        (F.leaky_relu(i + j).view(-1, 2, 4) * e[:, :2].unsqueeze(-1)).sum(-1, keepdim=True)
+        * j.view(-1, 2, 4)
+    ),
+    "of a distance": lambda i, j, e: (i - j).square().sum(dim=1).view(-1, 1) * e,
+    "of a product with edges": lambda i, j, e: (i * e).sum(-1, keepdim=True) * j,
+    "mean": lambda i, j, e: (i * j * e).mean(-1, keepdim=True) * j,
+    "mean of a sum": lambda i, j, e: (i - 2 * e).mean(-1, True) * j,
+    "mean of each head": lambda i, j, e: (i.abs() - j).view(-1, 2, 4).mean(-1)[:, :1] * e,
+    "of inputs of other shapes": lambda i, j, e: (
+        ((i + e).unsqueeze(1) * torch.sin(e[:, :3]).unsqueeze(-1)).tanh().sum(-1)
+    ),
+    "twice": lambda i, j, e: (lambda m: m * m.sum(-1, keepdim=True))(torch.relu(i + j)),
+    "of two dimensions": lambda i, j, e: (i * e).sum((-1,)).unsqueeze(-1) * j,
+}
+
+
+@pytest.mark.usefixtures("no_rows")
+@pytest.mark.parametrize("flow", ["source_to_target", "target_to_source"])
+@pytest.mark.parametrize("name", SUMS)
+def test_sums_over_channels(name, flow, x, edge_index):
+    layer = Message(SUMS[name], flow=flow, node_dim=0)
+    assert not fallbacks(compared(layer, (x, edge_index, of_edges(edge_index, 8)), 1e-11))
+
+
+@pytest.mark.parametrize("after", [lambda e: e.add_(1), lambda e: e[:, 2:4].mul_(2)])
+def test_what_sums_are_made_of_may_change_later(after, x, edge_index):
+    """As in PyG, where the sums have a copy: of a tensor of the caller, or one that is new."""
+
+    def message(i, j, e, of=lambda e: e):
+        given = of(e)
+        sums = (i + given).tanh().sum(-1, keepdim=True)
+        after(given)
+        return sums * j
+
+    def squares(i, j, e):
+        both = torch.cat([i, e], -1)
+        made = both * both
+        after(e)
+        return made * both
+
+    for function in (message, lambda i, j, e: message(i, j, e, lambda e: e * 2), squares):
+        mine = Message(lambda i, j, e, of=function: of(i, j, e.clone()))
+        compared(mine, (x, edge_index, of_edges(edge_index, 8)), 1e-11)
+
+
+def _gated(rows):
+    gate, value = rows
+    return gate.sigmoid() * value
+
+
+PARTS = {
+    "columns": lambda i, j, e: (i + e)[:, 2:6] * j[:, :4] + j[..., -4:],
+    "of one column": lambda i, j, e: (i + e)[:, 2:3] * j,
+    "chunks": lambda i, j, e: _gated((i + j + e).chunk(2, -1)),
+    "chunks of a node": lambda i, j, e: _gated(torch.chunk(j, 2, dim=1)) * e[:, :4],
+    "chunks that are fewer": lambda i, j, e: (i + e).chunk(5, -1)[3] + j.chunk(3, dim=-1)[2],
+    "split": lambda i, j, e: torch.cat((i * e).split([3, 5], -1)[::-1], -1) + j,
+    "split evenly": lambda i, j, e: _gated((i - e).split(4, dim=-1)) * j.split(3, 1)[0][:, :1],
+    "of several side by side": lambda i, j, e: (
+        torch.cat([i + e, j, e], -1)[:, 4:20].tanh().narrow(1, 2, 8) * j
+    ),
+    "of one side by side": lambda i, j, e: torch.cat([i + e, j], -1)[:, 9:13] * i[:, 4:],
+    "of an edge side by side": lambda i, j, e: torch.cat([i * 2, e], -1)[:, 9:13] * i[:, 4:],
+    "heads": lambda i, j, e: (i + e).view(-1, 4, 2)[:, 1:3] * j.view(-1, 4, 2).narrow(1, -2, 2),
+    "one head": lambda i, j, e: (i * e).view(-1, 2, 4).select(1, -1) - j.view(-1, 2, 4)[:, 0],
+    "parts of heads": lambda i, j, e: (i + j).view(-1, 2, 4)[:, :, 1:3] * e[:, :2].unsqueeze(-1),
+    "of a product with weights": lambda i, j, e: (
+        torch.cat([(j * e[:, :1]).view(-1, 2, 4), (i + e).view(-1, 2, 4)], -1)[:, :, 2:6]
+        + (j * e[:, 1:2]).view(-1, 2, 4)[:, 1:]
+    ),
+    "glu": lambda i, j, e: F.glu(i + e) + F.glu(j, dim=-1),
+    "glu of heads": lambda i, j, e: F.glu((i * j + e).view(-1, 2, 4), 1),
+    "a view of a part": lambda i, j, e: (i + e)[:, 2:6].view(-1, 2, 2) * j[:, :4].reshape(-1, 2, 2),
+}
+
+
+@pytest.mark.usefixtures("no_rows")
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_of_rows(name, x, edge_index, monkeypatch):
+    monkeypatch.setattr(elementwise, "_HEADS", 0)  # parts of few columns are no numbers of heads
+    layer = Message(PARTS[name], node_dim=0)
+    assert not fallbacks(compared(layer, (x, edge_index, of_edges(edge_index, 8)), 1e-11))
+
+
+def _changed(part, rows, change=lambda part: part.mul_(2)):
+    change(part)
+    return part.sum(-1, keepdim=True) + rows
+
+
+CHANGED = {
+    "a part": lambda i, j, e: (lambda m: _changed(m[:, 2:6], m))(i + e),
+    "a part of features": lambda i, j, e: _changed(j.narrow(-1, 4, 4), j),
+    "a part of a part": lambda i, j, e: (lambda m: _changed(m[:, 1:6][:, 2:4], m))(i + e),
+    "the whole": lambda i, j, e: (lambda m: _changed(m, m[:, 2:6].view(-1, 4)))(i + e)[:, :4],
+    "a view of a part": lambda i, j, e: _changed(j[:, 2:6].view(-1, 2, 2)[:, 0], j),
+    "a copy of a part": lambda i, j, e: _changed(j.view(-1, 2, 4)[:, :, :2].reshape(-1, 4), j),
+    "a part before": lambda i, j, e: (lambda part: _changed(j, part))(j[:, 2:6]),
+    "one of several": lambda i, j, e: (lambda m: _changed(j, m[:, 6:10]))(torch.cat([i, j], -1)),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_parts_share_the_memory_of_rows(name, x, edge_index):
+    compared(Message(CHANGED[name]), (x, edge_index, of_edges(edge_index, 8)), 1e-11)
+
+
+def test_a_part_that_is_no_view_is_refused_as_by_torch(x, edge_index):
+    layer = Message(lambda i, j, e: (i + e).view(-1, 2, 4)[:, :, :2].view(-1, 4))
+    given = x, edge_index, of_edges(edge_index, 8)
+    accelerate(layer)
+    with pytest.raises(RuntimeError, match="view size is not compatible"):
+        layer(*given)
+
+
 ROWS = {
     "a norm": lambda i, j, e: F.layer_norm(i + e, (8,)) * j,
     "two maps": lambda i, j, e: F.linear(F.relu(i + j), torch.eye(8).double()) + e,
-    "a sum": lambda i, j, e: (i * e).sum(-1, keepdim=True) * j,
     "a flip": lambda i, j, e: (i + e).view(-1, 2, 4).flip(1).reshape(-1, 8) * j,
-    "an index": lambda i, j, e: (i + e)[:, 2:3] * j,
+    "an index": lambda i, j, e: (i + e)[:, [2]] * j,
+    "every other": lambda i, j, e: (i + e)[:, ::2] * e[:, :4],
     "in place of another": lambda i, j, e: (lambda m: (m.mul_(2), m + j)[1])(i + e),
     "cat": lambda i, j, e: torch.cat([i + e, j], -1)[:, ::2],
     "softplus, other": lambda i, j, e: F.softplus(i + e, beta=2) * j,

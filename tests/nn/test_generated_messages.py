@@ -30,48 +30,53 @@ OF_TWO = (
     *("torch.minimum({0}, {1})", "torch.add({0}, {1}, alpha=0.5)", "{0}.sigmoid() * {1}"),
     *("torch.lerp({0}, {1}, 0.3)", "torch.where({0} > {1}, {0}, {1})"),
 )
-STEPS = {  # the kind of the result, and those of the operands
-    **{f"{kind} of {kind}": OF_ANY for kind in "RHTS"},
-    **{f"{kind} of {kind * 2}": OF_TWO for kind in "RHTSN"},
-    "R of R": (
-        *OF_ANY,
-        *("{0} * self.p", "self.p - {0}", "{0} @ self.W", "self.lin({0})", "self.mlp({0})"),
-        *("softmax({0}, index, num_nodes=size_i)", "{0} * t.view(-1, 1)", "{0} + self.Mr[t]"),
-        "torch.bmm({0}.unsqueeze(1), self.M[t]).squeeze(1)",
-        "torch.einsum('ec,ecd->ed', {0}, self.M.index_select(0, t))",
-        "scatter({0}, index, 0, size_i, reduce='mean')[index]",
-    ),
-    "R of RR": (
-        *OF_TWO,
-        *("self.lin2(torch.cat([{0}, {1}], dim=-1))", "torch.cat([{0}, {1}], -1)[:, 4:12]"),
-        *("torch.stack([{0}, {1}], 1).sum(1)", "torch.stack([{0}, {1}], 1)[:, 1]"),
-    ),
-    "R of RS": ("{0} * {1}", "{1} - {0}", "torch.maximum({0}, {1})", "{0} / ({1}.abs() + 1)"),
-    "R of RN": ("{0} * {1}.view(-1, 1)", "{1}.unsqueeze(-1) * {0}", "{0} + {1}[:, None]"),
-    "R of H": ("{0}.view(-1, 8)", "{0}.flatten(1)", "torch.cat([{0}[:, 0], {0}[:, 1]], -1)"),
-    "H of R": ("{0}.view(-1, 2, 4)", "{0}.reshape(-1, 2, 4)", "{0}.view(-1, 4, 2).transpose(1, 2)"),
-    "H of H": (
-        *OF_ANY,
-        *("{0} * self.P", "{0} + self.P[0]", "{0} @ self.D", "torch.bmm({0}, self.Md[t])"),
-        *("{0}.transpose(1, 2).reshape(-1, 2, 4)", "torch.einsum('ehc,ecd->ehd', {0}, self.Md[t])"),
-    ),
-    "H of HH": (*OF_TWO, "torch.stack([{0}[:, 1], {1}[:, 0]], 1)", "{0} * {1}[:, :1]"),
-    "H of HT": ("{0} * {1}.unsqueeze(-1)", "{1}.view(-1, 2, 1) * {0}", "{0} + {1}[..., None]"),
-    "H of HN": ("{0} * {1}.view(-1, 1, 1)",),
-    "T of H": ("{0}.sum(-1)", "({0} * self.P).sum(dim=-1)", "{0}[:, :, 0]", "({0} + 1).mean(-1)"),
-    "T of HH": ("({0} * {1}).sum(-1)", "(({0} + {1}).tanh() * self.P).sum(-1)"),
-    "T of T": (*OF_ANY, "softmax({0}, index, num_nodes=size_i)", "{0} * self.P[:, 0]"),
-    "T of TS": ("{0} * {1}", "{0} + {1}"),
-    "S of R": ("{0}.sum(-1, keepdim=True)", "{0}[:, 0:1]", "{0} @ self.p.view(-1, 1)"),
-    "S of RR": ("({0} * {1}).sum(-1, keepdim=True)", "({0} - {1}).norm(dim=-1, keepdim=True)"),
-    "S of N": ("{0}.view(-1, 1)", "{0}.unsqueeze(-1)"),
-    "N of R": ("{0}.sum(-1)", "{0} @ self.p", "{0}[:, 0]", "({0} + self.p).sum(-1)"),
-    "N of RR": ("({0} * {1}).sum(-1)", "torch.einsum('ec,ec->e', {0}, {1})"),
-    "N of T": ("{0}.sum(-1)", "{0}[:, 1]"),
-    "N of N": ("torch.relu({0})", "softmax({0}, index, num_nodes=size_i)", "1 - {0}"),
-}
+STEPS = [  # the kind of the result, those of the operands, and functions
+    *((kind, kind, OF_ANY) for kind in "RHTS"),
+    *((kind, kind * 2, OF_TWO) for kind in "RHTSN"),
+    ("R", "R", ("{0} * self.p", "self.p - {0}", "{0} @ self.W", "self.lin({0})", "self.mlp({0})")),
+    ("R", "R", ("softmax({0}, index, num_nodes=size_i)", "{0} * t.view(-1, 1)")),
+    ("R", "R", ("scatter({0}, index, 0, size_i, reduce='mean')[index]", "{0} + self.Mr[t]")),
+    ("R", "R", ("torch.bmm({0}.unsqueeze(1), self.M[t]).squeeze(1)",)),
+    ("R", "R", ("torch.einsum('ec,ecd->ed', {0}, self.M.index_select(0, t))",)),
+    ("R", "RR", ("self.lin2(torch.cat([{0}, {1}], dim=-1))", "torch.cat([{0}, {1}], -1)[:, 4:12]")),
+    ("R", "RR", ("torch.stack([{0}, {1}], 1).sum(1)", "torch.stack([{0}, {1}], 1)[:, 1]")),
+    ("R", "RR", ("torch.cat([{0}[:, 2:], {1}[..., :2]], -1)", "F.glu(torch.cat([{0}, {1}], -1))")),
+    ("R", "RR", ("(torch.cat([{0}, {1}], -1) * w.view(-1, 1)).tanh().narrow(1, 5, 8)",)),
+    ("R", "RR", ("torch.cat([{0}.chunk(2, -1)[1], {1}.split([3, 5], -1)[1]], -1)[:, 1:]",)),
+    ("R", "RS", ("{0} * {1}", "{1} - {0}", "torch.maximum({0}, {1})", "{0} / ({1}.abs() + 1)")),
+    ("R", "RN", ("{0} * {1}.view(-1, 1)", "{1}.unsqueeze(-1) * {0}", "{0} + {1}[:, None]")),
+    ("R", "H", ("{0}.view(-1, 8)", "{0}.flatten(1)", "torch.cat([{0}[:, 0], {0}[:, 1]], -1)")),
+    ("H", "R", ("{0}.view(-1, 2, 4)", "{0}.reshape(-1, 2, 4)")),
+    ("H", "R", ("{0}.view(-1, 4, 2).transpose(1, 2)",)),
+    ("H", "H", ("{0} * self.P", "{0} + self.P[0]", "{0} @ self.D")),
+    ("H", "H", ("torch.bmm({0}, self.Md[t])", "torch.einsum('ehc,ecd->ehd', {0}, self.Md[t])")),
+    ("H", "H", ("{0}.transpose(1, 2).reshape(-1, 2, 4)",)),
+    ("H", "HH", ("torch.stack([{0}[:, 1], {1}[:, 0]], 1)", "{0} * {1}[:, :1]")),
+    ("H", "HT", ("{0} * {1}.unsqueeze(-1)", "{1}.view(-1, 2, 1) * {0}", "{0} + {1}[..., None]")),
+    ("H", "HN", ("{0} * {1}.view(-1, 1, 1)",)),
+    ("T", "H", ("{0}.sum(-1)", "({0} * self.P).sum(dim=-1)", "{0}[:, :, 0]", "({0} + 1).mean(-1)")),
+    ("T", "HH", ("({0} * {1}).sum(-1)", "(({0} + {1}).tanh() * self.P).sum(-1)")),
+    ("T", "HH", ("({0} - {1}).square().mean(-1)", "({0}[:, :, :2] * {1}[:, :, 1:3]).sum(-1)")),
+    ("H", "H", ("torch.cat([{0}[:, 1:], {0}[:, :1]], 1)", "{0}.select(1, 1).unsqueeze(1) - {0}")),
+    ("H", "H", ("torch.cat([{0}[:, :, 2:], {0}[:, :, :2]], -1)", "{0}[:, :, 1:2] * {0}")),
+    ("T", "T", ("softmax({0}, index, num_nodes=size_i)", "{0} * self.P[:, 0]")),
+    ("T", "TS", ("{0} * {1}", "{0} + {1}")),
+    ("S", "R", ("{0}.sum(-1, keepdim=True)", "{0}[:, 0:1]", "{0} @ self.p.view(-1, 1)")),
+    ("S", "RR", ("({0} * {1}).sum(-1, keepdim=True)", "({0} - {1}).norm(dim=-1, keepdim=True)")),
+    ("S", "N", ("{0}.view(-1, 1)", "{0}.unsqueeze(-1)")),
+    ("N", "R", ("{0}.sum(-1)", "{0} @ self.p", "{0}[:, 0]", "({0} + self.p).sum(-1)")),
+    ("N", "RR", ("({0} * {1}).sum(-1)", "torch.einsum('ec,ec->e', {0}, {1})")),
+    ("N", "T", ("{0}.sum(-1)", "{0}[:, 1]")),
+    ("N", "N", ("torch.relu({0})", "softmax({0}, index, num_nodes=size_i)", "1 - {0}")),
+]
 WRITES = {
-    "R": ("{0} += {1}", "{0}[:, 0] = 0", "F.relu({0}, inplace=True)", "{0}.copy_({1})"),
+    "R": (
+        "{0} += {1}",
+        "{0}[:, 0] = 0",
+        "{0}[:, 2:6].mul_(2)",
+        "F.relu({0}, inplace=True)",
+        "{0}.copy_({1})",
+    ),
     "H": ("{0} *= 2", "{0}[:, 0].add_(1)", "{0} += {1}"),
     "T": ("{0}[:, 0] = 0",),
     "S": ("{0}.neg_()",),
@@ -79,6 +84,7 @@ WRITES = {
 AGGREGATIONS = ("sum", "sum", "mean", "max", "softmax", "mul", "powermean", ["sum", "min"])
 FEATURES = (("x", "h"), ("x", "h"), ("(x, x * 2)", "(h, h)"), ("x", "x.view(-1, 2, 4)"))
 
+# PyG has one propagate for all classes of a name, so they have the same arguments.
 LAYER = """
 class Generated(Weights):
     def __init__(self):
@@ -116,10 +122,11 @@ def program(draw):
             kind = draw.choice([kind for kind in WRITES if have[kind]])
             lines.append(draw.choice(WRITES[kind]).format(*draw.choices(have[kind], k=2)))
             continue
-        step = draw.choice([s for s in STEPS if all(have[kind] for kind in s[5:])])
-        near = [have[k][-1] if draw.random() < 0.6 else draw.choice(have[k]) for k in step[5:]]
-        lines.append(f"v{len(lines)} = {draw.choice(STEPS[step]).format(*near)}")
-        have[step[0]].append(lines[-1].split()[0])
+        ready = [step for step in STEPS if all(have[kind] for kind in step[1])]
+        result, kinds, functions = draw.choice(ready)
+        near = [have[k][-1] if draw.random() < 0.6 else draw.choice(have[k]) for k in kinds]
+        lines.append(f"v{len(lines)} = {draw.choice(functions).format(*near)}")
+        have[result].append(lines[-1].split()[0])
     last = draw.choice("RH")
     factor = {"R": "{0} * {1}.view(-1, 1)", "H": "{0} * {1}.view(-1, 1, 1)"}[last]
     return [*lines, "return " + factor.format(have[last][-1], have["N"][-1])]
@@ -203,4 +210,4 @@ def test_results_and_gradients_are_those_of_pyg(path, first, monkeypatch):
         monkeypatch.setattr(FusedConv, "min_work", None)
     layers = [assert_alike(seed) for seed in range(first, first + 50)]
     fused = [each for each in layers if each is not None and not fallbacks(each)]
-    assert len(fused) >= (10 if path == "fused" else 20)
+    assert len(fused) >= (5 if path == "fused" else 20)
