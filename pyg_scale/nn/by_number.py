@@ -395,8 +395,7 @@ def _sum(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -
     if steps is None or steps.parts is not None:
         return None
     row = steps.shape[1:]
-    ones = torch.ones(row, dtype=x.dtype, device=x.device)
-    tree = _summed(steps.tree, row, ones, x.edges.of_call)
+    tree = _summed(steps.tree, row, steps.reads()[0].new_ones(row), x.edges.of_call)
     if tree is not None:
         made = Elementwise.of(x.edges, (*row[:-1], 1), x, tree)
         if keepdim:

@@ -9,12 +9,12 @@ import torch
 import torch_geometric.nn as pyg
 from torch import nn
 
-from pyg_scale.nn import accelerate, fallbacks
+from pyg_scale.nn import accelerate, elementwise, fallbacks
 from pyg_scale.ops import fused
 from pyg_scale.testing import graphs
 from tests.nn.on_cuda import on_cuda
 from tests.nn.oracle import distance, run
-from tests.nn.test_elementwise import LAYERS, STEPS, Message, of_edges
+from tests.nn.test_elementwise import LAYERS, PARTS, STEPS, SUMS, Message, of_edges
 
 CUDA = torch.device("cuda", 0)
 needs_cuda = [
@@ -57,6 +57,30 @@ def test_layers_in_the_emulator(name, monkeypatch):
     floor = max(float(g.norm()) for g in grads if g is not None) / 10
     for a, b in zip(found, grads, strict=True):
         assert distance(a, b, floor) < 1e-12
+
+
+FUNCTIONS = {
+    f"{kind}, {name}": function
+    for kind, functions in (("steps", STEPS), ("sums", SUMS), ("parts", PARTS))
+    for name, function in functions.items()
+}
+
+
+@pytest.mark.parametrize("name", ["sums, of both ends", "sums, mean", "parts, chunks"])
+def test_functions_of_the_user_in_the_emulator(name, monkeypatch):
+    monkeypatch.setattr(elementwise, "_HEADS", 0)  # parts of few columns are no numbers of heads
+    given = given_to("gine")
+    layer = Message(FUNCTIONS[name])
+    ours = copy.deepcopy(layer)
+    accelerate(ours, min_work=0)
+    out, grads = run(layer, given, {})
+    with on_cuda(monkeypatch) as launches:
+        mine, found = run(ours, given, {})
+    assert not fallbacks(ours)
+    assert launches.waits == 0
+    assert "pyg_scale::edge_formula_compiled" in launches.names
+    for a, b in zip((mine, *found), (out, *grads), strict=True):
+        assert distance(a, b) < 1e-12
 
 
 def test_why_rows_are_gathered_is_counted(monkeypatch):
@@ -127,10 +151,10 @@ class TestOnCuda:
         for a, b in zip(found, grads, strict=True):
             assert distance(None if a is None else a.cpu(), b, floor) < limit
 
-    @pytest.mark.parametrize("name", STEPS)
+    @pytest.mark.parametrize("name", FUNCTIONS)
     def test_functions_of_the_user(self, name):
         wide = given_to("gine")
-        layer = Message(STEPS[name])
+        layer = Message(FUNCTIONS[name], node_dim=0)
         ours = copy.deepcopy(layer)
         accelerate(ours, min_work=0)
         out, grads = run(layer, wide, {})

@@ -55,12 +55,12 @@ def grown(run, inputs):
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("how", ["sum", "max", "min", "softmax"])
+@pytest.mark.parametrize("how", ["sum", "max", "min", "softmax", "edge"])
 @pytest.mark.parametrize("width", [1, 5, 8, 24, 64, 130])
 def test_results_and_gradients_are_those_of_torch(width, how, dtype):
     edges = graph()
     f, slot, inputs = everything(width, dtype)
-    reduction = Reduction(f, slot, how, width, 0.7)
+    reduction = Reduction(f, slot, how, width, 0.7, 2 - width % 2)
 
     def plain(given):
         return ops._forward(edges, reduction, given, ops.run_formula_plain)[0]
@@ -72,7 +72,7 @@ def test_results_and_gradients_are_those_of_torch(width, how, dtype):
 
 
 @pytest.mark.parametrize(("num_edges", "hub"), [(5000, 4500), (1, 0)])
-@pytest.mark.parametrize("how", ["sum", "max", "softmax"])
+@pytest.mark.parametrize("how", ["sum", "max", "softmax", "edge"])
 def test_rows_that_are_cut_and_edges_that_are_not_there(how, num_edges, hub):
     edges = graph(num_edges, hub)
     f, slot, inputs = everything(8, torch.float64, num_edges)
@@ -99,7 +99,7 @@ def test_bits_are_the_same_for_any_number_of_threads():
     assert all(map(torch.equal, *found))
 
 
-@pytest.mark.parametrize("how", ["sum", "softmax"])
+@pytest.mark.parametrize("how", ["sum", "softmax", "edge"])
 def test_gradients_of_any_order(how):
     edges = graph(12)
     f = Formula([NEIGHBOR, OWN, EDGE])
@@ -111,6 +111,15 @@ def test_gradients_of_any_order(how):
     run = lambda *given: reduce_formula(edges, Reduction(f, slot, how, 4), given)  # noqa: E731
     torch.autograd.gradcheck(run, inputs, fast_mode=True)
     torch.autograd.gradgradcheck(run, inputs, fast_mode=True)
+
+
+def test_sums_of_edges_are_by_their_ids():
+    edges = from_edge_index(torch.tensor([[2, 0, 1], [1, 0, 1]]), 3, 2)
+    x, e = torch.tensor([[1.0, 2.0, 3.0, 4.0]] * 3), torch.tensor([[10.0], [20.0], [30.0]])
+    f = Formula([NEIGHBOR, EDGE])
+    reduction = Reduction(f, f.add("add", 0, 1), "edge", 4, columns=2)
+    found = reduce_formula(edges, reduction, [x * torch.tensor([[1.0], [2.0], [3.0]]), e])
+    assert found.tolist() == [[29.0, 41.0], [43.0, 47.0], [66.0, 74.0]]
 
 
 def test_edges_that_share_an_extreme_share_its_gradient():

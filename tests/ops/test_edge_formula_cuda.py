@@ -91,12 +91,12 @@ def test_extremes(width, dtype, how):
 
 @pytest.mark.usefixtures("generated")
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("how", ["sum", "max", "softmax"])
+@pytest.mark.parametrize("how", ["sum", "max", "softmax", "edge"])
 def test_gradients_are_those_of_torch(how, dtype):
     """They have the other instructions: ``equal``, ``gate``, ``sign``, ``leaky_gate``."""
     edges, width = graph(), 24
     f, slot, inputs = everything(width, dtype)
-    reduction = Reduction(f, slot, how, width, 0.7)
+    reduction = Reduction(f, slot, how, width, 0.7, 3)
     found = grown(lambda given: reduce_formula(edges, reduction, given), inputs)
     right = grown(
         lambda given: ops._forward(edges, reduction, given, ops.run_formula_plain)[0], inputs

@@ -264,6 +264,8 @@ def _formula_exactly(graph: Adjacency, given: list[Tensor], how: str) -> Tensor:
         return out.index_add(0, row, weight * rows) / total
     if how == "max":
         return out.scatter_reduce(0, at, rows, "amax", include_self=False)
+    if how == "edge":
+        return rows.new_empty(graph.num_edges, 1).index_copy(0, ids, rows.sum(1, keepdim=True))
     return out.index_add(0, row, rows)
 
 
@@ -275,6 +277,7 @@ def _formulas(widths: tuple[int, ...], device: torch.device) -> str:
         # The largest of numbers that float32 rounds to one may be that of another edge.
         for how, dtype in (
             ("sum", torch.float32),
+            ("edge", torch.float32),
             ("softmax", torch.float32),
             ("max", torch.float64),
         ):
