@@ -320,8 +320,7 @@ def _split(rows: Any, sizes: Any, dim: Any = 0) -> Any:
     if not all(type(each) is int and each > 0 for each in sizes) or sum(sizes) != size or not size:
         return None
     firsts = [sum(sizes[:k]) for k in range(len(sizes))]
-    parts = [_part(rows, Slice(at, *each)) for each in zip(firsts, sizes, strict=True)]
-    return None if None in parts else tuple(parts)
+    return tuple(_part(rows, Slice(at, *each)) for each in zip(firsts, sizes, strict=True))
 
 
 def _chunk(rows: Any, chunks: Any, dim: Any = 0) -> Any:

@@ -35,7 +35,8 @@ def _weighted(x: Tensor, edges: Tensor) -> Inputs:
     return x, edges, random(x, edges.size(1))
 
 
-def _featured(x: Tensor, edges: Tensor) -> Inputs:
+def featured(x: Tensor, edges: Tensor) -> Inputs:
+    """Features, edges, and as many numbers for each edge as for each node."""
     return x, edges, random(x, edges.size(1), x.size(-1))
 
 
@@ -84,7 +85,7 @@ LAYERS: dict[str, Example] = {
     "AGNNConv": Example(lambda c: pyg.AGNNConv()),
     "TAGConv": Example(lambda c: pyg.TAGConv(c, c), _weighted),
     "GINConv": Example(lambda c: pyg.GINConv(_mlp([c, c, c]))),
-    "GINEConv": Example(lambda c: pyg.GINEConv(_mlp([c, c])), _featured),
+    "GINEConv": Example(lambda c: pyg.GINEConv(_mlp([c, c])), featured),
     "ARMAConv": Example(lambda c: pyg.ARMAConv(c, c, num_stacks=2), _weighted),
     "SGConv": Example(lambda c: pyg.SGConv(c, c, K=2), _weighted),
     "SSGConv": Example(lambda c: pyg.SSGConv(c, c, alpha=0.1, K=2), _weighted),
@@ -107,7 +108,7 @@ LAYERS: dict[str, Example] = {
     "NNConv": Example(lambda c: pyg.NNConv(c, c, _mlp([2, c * c])), lambda x, e: (
         x, e, random(x, e.size(1), 2)
     )),
-    "CGConv": Example(lambda c: pyg.CGConv(c, dim=c), _featured),
+    "CGConv": Example(lambda c: pyg.CGConv(c, dim=c), featured),
     "EdgeConv": Example(lambda c: pyg.EdgeConv(_mlp([2 * c, c, c]))),
     "PPFConv": Example(lambda c: pyg.PPFConv(_mlp([c + 4, c])), _normals),
     "FeaStConv": Example(lambda c: pyg.FeaStConv(c, c, heads=2)),
@@ -120,7 +121,7 @@ LAYERS: dict[str, Example] = {
         )
     ),
     "ClusterGCNConv": Example(lambda c: pyg.ClusterGCNConv(c, c)),
-    "GENConv": Example(lambda c: pyg.GENConv(c, c, norm="layer", edge_dim=c), _featured),
+    "GENConv": Example(lambda c: pyg.GENConv(c, c, norm="layer", edge_dim=c), featured),
     "GCN2Conv": Example(lambda c: pyg.GCN2Conv(c, 0.1), lambda x, e: (
         x, x.flip(0), e, random(x, e.size(1))
     )),
@@ -129,8 +130,8 @@ LAYERS: dict[str, Example] = {
     "SuperGATConv": Example(lambda c: pyg.SuperGATConv(c, c // 4, 4)),
     "FAConv": Example(lambda c: pyg.FAConv(c), lambda x, e: (x, x.flip(0), e)),
     "EGConv": Example(lambda c: pyg.EGConv(c, c, ["symnorm", "max", "std"], 4)),
-    "PDNConv": Example(lambda c: pyg.PDNConv(c, c, c, 8), _featured),
-    "GeneralConv": Example(lambda c: pyg.GeneralConv(c, c, c, attention=True), _featured),
+    "PDNConv": Example(lambda c: pyg.PDNConv(c, c, c, 8), featured),
+    "GeneralConv": Example(lambda c: pyg.GeneralConv(c, c, c, attention=True), featured),
     "HGTConv": Example(lambda c: _Gat(lambda meta: pyg.HGTConv(c, c, meta, heads=4), c)),
     "HEATConv": Example(
         lambda c: pyg.HEATConv(c, c, 3, 3, 4, c, 4, heads=2),

@@ -11,6 +11,7 @@ from torch_geometric.nn import aggr
 from pyg_scale.nn import FusedConv, accelerate, chunks, fallbacks
 from pyg_scale.testing import graphs
 from pyg_scale.testing.layers import LAYERS, OTHERS
+from pyg_scale.testing.own_layers import OWN
 from tests.nn.oracle import distance, run
 
 CHANNELS = 8
@@ -61,6 +62,14 @@ def test_equals_pyg(name, graph):
     found = {reason for reasons in fallbacks(ours).values() for reason in reasons}
     assert all(reason.startswith("rows of features gathered for") for reason in found), found
     assert bool(found) == (name in ROWS)
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_layers_of_ones_own_need_no_rows(name, graph):
+    example = OWN[name]
+    ours, report = compared(lambda: example.make(CHANNELS), example.inputs(*graph))
+    assert all(layer.switched for layer in report.layers)
+    assert not fallbacks(ours)
 
 
 @pytest.mark.parametrize("name", sorted(ROWS))

@@ -107,6 +107,25 @@ def test_every_layer_of_pyg(
 
 
 @pytest.mark.skipif(not library.status()["loaded"], reason="the kernels are not compiled")
+def test_layers_of_ones_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FusedConv, "min_work", 0)
+    file = tmp_path / "r.json"
+    threads = torch.get_num_threads()
+    try:
+        assert command.main(["conv", "--own", *SMALL, "--json", str(file)]) == 0
+    finally:
+        torch.set_num_threads(threads)
+    found = json.loads(file.read_text())
+    assert not [case for case in found["cases"] if case["error"]]
+    assert found["how"] == dict.fromkeys(conv.OWN, "fused messages")
+    printed = capsys.readouterr().out
+    assert re.search(r"SideBySide +fused messages( +[0-9.]+ +[0-9.]+ +[0-9.]+x){2}", printed)
+    assert "not measured" not in printed
+
+
+@pytest.mark.skipif(not library.status()["loaded"], reason="the kernels are not compiled")
 def test_a_call_that_takes_the_steps_of_pyg_is_not_called_fused() -> None:
     data = planted_communities(200, 2000, 4, 1)
     graph = Graph.of("g", data.edge_index, 200, 200)
@@ -116,7 +135,7 @@ def test_a_call_that_takes_the_steps_of_pyg_is_not_called_fused() -> None:
     assert conv.how_fused(layer) == "PyG's steps at this size"
 
 
-@pytest.mark.parametrize("name", ["SGConv", "FAConv", "EdgeConv", "HGTConv", "NNConv"])
+@pytest.mark.parametrize("name", ["SGConv", "FAConv", "EdgeConv", "HGTConv", "NNConv", *conv.OWN])
 def test_messages_alone_are_the_same(name: str) -> None:
     data = planted_communities(200, 2000, 4, 1)
     cases, _ = conv.every_layer_cases(name, Graph.of("g", data.edge_index, 200, 200), 8)

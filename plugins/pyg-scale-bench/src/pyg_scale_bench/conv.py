@@ -10,7 +10,7 @@ measured copy bandwidth. Last, two layers of every kind of PyG run on small grap
 every step, where Python's time counts (:mod:`pyg_scale_bench.small`).
 
 ``--all`` compares every layer of PyG on the whole graph instead, forward and backward, before and
-after :func:`pyg_scale.nn.accelerate`.
+after :func:`pyg_scale.nn.accelerate`; ``--own`` layers as users write them.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from pyg_scale.nn.fallback import SMALL
 from pyg_scale.nn.linear import LINEAR_MAPS
 from pyg_scale.testing.layers import LAYERS as EVERY_LAYER
 from pyg_scale.testing.layers import MATRIX_PER_EDGE, OTHERS
+from pyg_scale.testing.own_layers import OWN
 from pyg_scale_bench import small
 from pyg_scale_bench.benchmark import Benchmark, Option, names_of
 from pyg_scale_bench.chart import Bar, Panel
@@ -95,12 +96,12 @@ def _measure(args: argparse.Namespace, found: dict[str, Any], gauge: Gauge) -> N
         found["cases"] += [case.to_dict() for case in cases]
 
     data = planted_communities(args.nodes, args.edges, 16, 1)
-    if args.all:
+    if args.all or args.own:
         nodes = int(data.num_nodes or 0)
         graph = Graph.of("whole graph", data.edge_index, nodes, nodes)
         found["graphs"].append(_described(graph.name, nodes, nodes, graph.num_edges))
         found["how"] = {}
-        for name in EVERY_LAYER:
+        for name in [*(EVERY_LAYER if args.all else ()), *(OWN if args.own else ())]:
             torch.manual_seed(0)
             cases, layer = every_layer_cases(name, graph, args.channels)
             run(name, graph.name, cases)
@@ -213,14 +214,14 @@ def layer_cases(name: str, graph: Graph, channels: int, heads: int) -> list[Case
 
 
 def every_layer_cases(name: str, graph: Graph, channels: int) -> tuple[list[Case], nn.Module]:
-    """Both sides of any layer of PyG with gradients, and the accelerated layer.
+    """Both sides of any layer with gradients, and the accelerated layer.
 
     Args:
-        name: A name of :data:`pyg_scale.testing.layers.LAYERS`.
+        name: A name of :data:`pyg_scale.testing.layers.LAYERS` or of ``OWN``.
         graph: The edges.
         channels: Number of channels of the features and of the result, a multiple of 4.
     """
-    example = EVERY_LAYER[name]
+    example = OWN[name] if name in OWN else EVERY_LAYER[name]
     width = min(channels, small.FEW_CHANNELS) if name in MATRIX_PER_EDGE else channels
     theirs = example.make(width)
     ours = copy.deepcopy(theirs)
@@ -454,10 +455,11 @@ def _every_layer(found: Mapping[str, Any], compared: Sequence[Mapping[str, Any]]
             f"parameters; medians of {settings['rounds']} rounds, in turns"
         ),
         "messages: their first propagate alone, of the same arguments, on edges grouped before",
-        f"of {', '.join(MATRIX_PER_EDGE)} only {small.FEW_CHANNELS} channels",
         "peak: memory that a first step needs beyond what there was, inputs not counted",
-        *(f"not measured: {name}: {reason}" for name, reason in OTHERS.items()),
     ]
+    if settings["all"]:
+        lines.append(f"of {', '.join(MATRIX_PER_EDGE)} only {small.FEW_CHANNELS} channels")
+        lines += [f"not measured: {name}: {reason}" for name, reason in OTHERS.items()]
     lines += sorted({f"{c['side']} {c['op']}: {c['error']}" for c in found["cases"] if c["error"]})
     header = ["layer", "how", "ms", "PyG ms", "faster", "messages ms", "PyG ms", "faster"]
     header += ["peak MB", "PyG peak MB"]
@@ -470,7 +472,8 @@ def _every_layer(found: Mapping[str, Any], compared: Sequence[Mapping[str, Any]]
             row.append(_times(entry, PYG))
         rows.append([*row, *(_megabytes(whole["sides"][side]) for side in (OURS, PYG))])
     panel = _panel(graph["name"], compared)
-    title = f"every layer of PyG, {settings['channels']} channels fp32"
+    layers = "every layer of PyG" if settings["all"] else "layers of one's own"
+    title = f"{layers}, {settings['channels']} channels fp32"
     return Report(found, lines, [Table(header, rows, align="llr")], [[panel]], title)
 
 
@@ -558,6 +561,7 @@ BENCHMARK = Benchmark(
                 }.items()
             },
             "all": Option(False, "every layer of PyG instead, on the whole graph"),
+            "own": Option(False, "layers as users write them instead, on the whole graph"),
             "hidden": Option(256, "channels between layers of a step", least=1),
             "sizes": Option([10, 60, 300, 580, 2300], "nodes of small graphs"),
             "small_channels": Option(64, "on small graphs", least=4),
