@@ -23,6 +23,9 @@ from pyg_scale.ops.nonzero_rows import nonzero_rows
 _PLAIN = (Tensor, torch.nn.Parameter)
 _MIN_MACS = 1 << 22
 """Number of multiply-adds of a product from which on our own function for autograd is cheap."""
+_MIN_MACS_ALONE = 1 << 24
+"""The same of a layer that is called by itself. Among functions of torch that go through more
+memory than a cache holds, our code is read anew in every step: a third of a millisecond."""
 
 
 def is_linear(layer: Any) -> bool:
@@ -50,7 +53,9 @@ def apply_linear(layer: torch.nn.Module, x: Tensor) -> Tensor:
     return layer(x)
 
 
-def apply_weight(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def apply_weight(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, alone: bool = False
+) -> Tensor:
     """``x @ weight.T + bias``, as :func:`torch.nn.functional.linear`.
 
     Gradients are those of torch, except that rows of ``x`` after the last one with a gradient are
@@ -60,13 +65,15 @@ def apply_weight(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
         x: ``[num_rows, in_channels]``.
         weight: ``[out_channels, in_channels]``.
         bias: ``[out_channels]``, or ``None``.
+        alone: True for a layer among functions of torch, for which more products are small.
 
     Returns:
         ``[num_rows, out_channels]``.
     """
+    least = _MIN_MACS_ALONE if alone else _MIN_MACS
     mine = (
         not torch.compiler.is_compiling()
-        and x.numel() * weight.size(0) >= _MIN_MACS
+        and x.numel() * weight.size(0) >= least
         and type(x) in _PLAIN
         and type(weight) in _PLAIN
         and x.device.type == weight.device.type == "cpu"
@@ -97,7 +104,7 @@ class LinearMap:
         if torch.jit.is_scripting():  # type: ignore[attr-defined]
             out = F.linear(input, self.weight, self.bias)  # type: ignore[attr-defined]
         else:
-            out = apply_weight(input, self.weight, self.bias)  # type: ignore[attr-defined]
+            out = apply_weight(input, self.weight, self.bias, alone=True)  # type: ignore[attr-defined]
         return out
 
 

@@ -22,6 +22,7 @@ needs_kernels = pytest.mark.skipif(not library.compiled(), reason="the kernels a
 def small_products_too(monkeypatch):
     """Torch has small products otherwise."""
     monkeypatch.setattr("pyg_scale.nn.linear._MIN_MACS", 0)
+    monkeypatch.setattr("pyg_scale.nn.linear._MIN_MACS_ALONE", 0)
 
 
 def operands(rows, bias, dtype=torch.float64):
@@ -217,6 +218,20 @@ def test_linear_layers_of_an_accelerated_model_take_the_product(monkeypatch):
     monkeypatch.setattr(linear, "mm", lambda *args, **more: called.append(1) or mm(*args, **more))
     of_all(model, forward, torch.randn(40, 5).double(), torch.randint(40, (2, 300)))
     assert len(called) == 4 + 4 + 3  # results, gradients of weights, and of what they map
+
+
+@pytest.mark.usefixtures("pays")
+def test_a_layer_by_itself_leaves_more_products_to_torch(monkeypatch):
+    """Of a layer of ours they are among compiled ops, which use the same code."""
+    monkeypatch.setattr(linear, "_MIN_MACS", 1000)
+    monkeypatch.setattr(linear, "_MIN_MACS_ALONE", 4000)
+    layer = linear.LINEAR_MAPS[torch.nn.Linear](10, 10)
+    rows = []
+    monkeypatch.setattr(linear, "mm", lambda a, *b, **c: rows.append(len(a)) or mm(a, *b, **c))
+    for size in (20, 39, 40):
+        layer(torch.randn(size, 10))
+        apply_weight(torch.randn(size, 10), layer.weight)
+    assert rows == [20, 39, 40, 40]
 
 
 class Mapping(torch_geometric.nn.MessagePassing):

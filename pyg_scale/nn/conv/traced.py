@@ -66,7 +66,7 @@ class TracedConv(Made, FusedConv):
     Made by :func:`traced`.
     """
 
-    crossover = 1_200_000, 800_000
+    crossover = 2_500_000, 1_660_000
     adds_rows = ""
     """A key of ``_MESSAGES`` if that is the code of ``message``, and nothing follows the sum."""
     weight_name = ""
@@ -241,7 +241,7 @@ _OF_CODE = ("co_code", "co_consts", "co_names", "co_argcount", "co_nlocals", "co
 _GIVEN = {"edge_index", "index", "ptr", "adj_t", "size", "dim_size"}
 
 _FIRST, _EARLY = (90_000, 60_000), (115_000, 77_000)
-_SOON = 600_000, 400_000
+_SOON, _LATER = (600_000, 400_000), (1_200_000, 800_000)
 _CUT = (LEAST * ELEMENTS, LEAST * ELEMENTS)  # where edges are cut into chunks, which saves memory
 _CROSSOVERS: dict[type, tuple[int, int]] = {
     **dict.fromkeys((pyg.EdgeConv, pyg.PointNetConv, pyg.PointGNNConv), _FIRST),
@@ -253,6 +253,7 @@ _CROSSOVERS: dict[type, tuple[int, int]] = {
     **dict.fromkeys((pyg.AGNNConv, pyg.GENConv, pyg.HEATConv, pyg.HGTConv), _SOON),
     **dict.fromkeys((pyg.HypergraphConv, pyg.LEConv, pyg.NNConv), _SOON),
     **dict.fromkeys((pyg.PNAConv, pyg.SuperGATConv), _SOON),
+    **dict.fromkeys((pyg.FAConv, pyg.FiLMConv, pyg.HANConv, pyg.ResGatedGraphConv), _LATER),
     pyg.GINEConv: (2_000_000, 1_330_000),
     pyg.GeneralConv: (3_000_000, 2_000_000),
     pyg.CGConv: (5_000_000, 3_330_000),
