@@ -78,7 +78,7 @@ class GCNConv(FusedConv, torch_geometric.nn.GCNConv):
             else:
                 options = self.improved, self.add_self_loops
                 weight, loop = scaled_weights(edge_index, weight, size, *options)
-        x = self.lin(x)
+        x = apply_linear(self.lin, x)
         out = reduce_small(Small(x, None, edge_index, size, how), weight)
         if loop is not None:
             out = torch.addcmul(out, x, loop.view(-1, 1))

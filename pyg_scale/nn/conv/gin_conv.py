@@ -51,9 +51,9 @@ class GINConv(FusedConv, torch_geometric.nn.GINConv):
         src, dst, eps = call.src, call.dst, self.eps
         self._check_eps(src)
         if dst is src and call.how in LINEAR and not eps.requires_grad:
-            return self.nn(reduce_small(call, own=1 + eps.item()))
+            return apply_linear(self.nn, reduce_small(call, own=1 + eps.item()))
         out = reduce_small(call)
-        return self.nn(out if dst is None else out + (1 + eps) * dst)
+        return apply_linear(self.nn, out if dst is None else out + (1 + eps) * dst)
 
     def _check_eps(self, src):  # type: ignore[no-untyped-def]
         """Accept only an ``eps`` that keeps the type of the features."""

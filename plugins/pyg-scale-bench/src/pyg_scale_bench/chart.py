@@ -157,6 +157,8 @@ def _draw_curves(axis: Any, panel: Curves) -> None:
 
 
 def _draw(axis: Any, panel: Panel, most_rows: int) -> None:
+    from matplotlib.ticker import LogLocator, NullLocator
+
     scale = 1.45 if panel.large else 1.0
     top = max(end for bar in panel.bars for end in (bar.begin + bar.value, *(bar.spread or ())))
     rows = {row: number for number, row in enumerate(panel.rows)}
@@ -184,6 +186,9 @@ def _draw(axis: Any, panel: Panel, most_rows: int) -> None:
     if panel.log:
         axis.set_xscale("log")
         axis.margins(x=0.1)
+        axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.xaxis.set_major_formatter("{x:g}")
+        axis.xaxis.set_minor_locator(NullLocator())
     else:
         room = 1.25 if any(bar.note for bar in panel.bars) else 1.12
         axis.set_xlim(0, top * room or 1)
