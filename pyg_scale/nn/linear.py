@@ -104,7 +104,12 @@ class LinearMap:
         if torch.jit.is_scripting():  # type: ignore[attr-defined]
             out = F.linear(input, self.weight, self.bias)  # type: ignore[attr-defined]
         else:
-            out = apply_weight(input, self.weight, self.bias, alone=True)  # type: ignore[attr-defined]
+            # Where they are, without a look at every other attribute of a module before.
+            kept: Any = self._parameters  # type: ignore[attr-defined]
+            weight, bias = kept.get("weight"), kept.get("bias")
+            if weight is None or (bias is None and "bias" not in kept):  # not parameters any more
+                weight, bias = self.weight, self.bias  # type: ignore[attr-defined]
+            out = apply_weight(input, weight, bias, alone=True)
         return out
 
 

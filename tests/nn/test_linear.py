@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 import torch_geometric.nn
 from torch.autograd import forward_ad
+from torch.nn.utils import prune
 
 from pyg_scale.nn import accelerate, linear, restore
 from pyg_scale.nn.linear import LinearMap, apply_linear, apply_weight
@@ -232,6 +233,26 @@ def test_a_layer_by_itself_leaves_more_products_to_torch(monkeypatch):
         layer(torch.randn(size, 10))
         apply_weight(torch.randn(size, 10), layer.weight)
     assert rows == [20, 39, 40, 40]
+
+
+def _pruned(layer):
+    prune.random_unstructured(layer, "weight", 0.5)
+    prune.random_unstructured(layer, "bias", 0.5)
+
+
+@pytest.mark.parametrize(
+    "change", [torch.nn.utils.parametrizations.weight_norm, _pruned, lambda layer: None]
+)
+@pytest.mark.parametrize("bias", [True, False])
+def test_weights_that_are_made_of_others(change, bias):
+    if change is _pruned and not bias:
+        pytest.skip("there is no bias")
+    layer = linear.LINEAR_MAPS[torch.nn.Linear](5, 4, bias=bias)
+    change(layer)
+    x = torch.randn(3, 5)
+    torch.testing.assert_close(layer(x), F.linear(x, layer.weight, layer.bias))
+    layer(x).sum().backward()
+    assert all(each.grad is not None for each in layer.parameters())
 
 
 class Mapping(torch_geometric.nn.MessagePassing):
