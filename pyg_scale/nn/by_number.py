@@ -2,8 +2,9 @@
 
 ``relu(x_j + edge_attr)`` makes an :class:`~pyg_scale.nn.elementwise.Elementwise` of features. A
 linear map of sums of features, or of several put side by side by ``torch.cat``, is one of nodes'
-features for each of them, as it distributes over sums. Any other function gathers the rows, and
-computes the steps on them in torch.
+features for each of them, as it distributes over sums. A sum over channels is a number for each
+edge, which the op computes at once. Parts of rows, and rows side by side, are steps as the whole
+is. Any other function gathers the rows, and computes the steps on them in torch.
 """
 
 from __future__ import annotations
