@@ -233,6 +233,14 @@ def test_parts_of_rows(name, x, edge_index, monkeypatch):
     assert not fallbacks(compared(layer, (x, edge_index, of_edges(edge_index, 8)), 1e-11))
 
 
+@pytest.mark.usefixtures("no_rows")
+@pytest.mark.parametrize("aggr", ["mean", "max", "min", "softmax", ["sum", "std"]])
+@pytest.mark.parametrize("after", [lambda rows, e: rows, lambda rows, e: rows * e[:, :1]])
+def test_rows_side_by_side_are_reduced_by_themselves(after, aggr, x, edge_index):
+    layer = Message(lambda i, j, e: after(torch.cat([j, e, (i - j).tanh()], -1), e), aggr)
+    assert not fallbacks(compared(layer, (x, edge_index, of_edges(edge_index, 8)), 1e-9))
+
+
 def _changed(part, rows, change=lambda part: part.mul_(2)):
     change(part)
     return part.sum(-1, keepdim=True) + rows
